@@ -1,0 +1,1 @@
+"""Compute kernels for quantized weights, and the torch reference each one is tested against."""

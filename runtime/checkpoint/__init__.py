@@ -1,0 +1,1 @@
+"""Readers of model files: metadata and raw tensors, no maths."""

@@ -1,0 +1,1 @@
+"""The KV cache: which blocks (`block_pool`, torch-free), their tensors (`paged`), their reuse (`prefix`)."""

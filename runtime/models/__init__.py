@@ -1,0 +1,1 @@
+"""Architectures: the maths of each model family, over the operations in `ops`."""

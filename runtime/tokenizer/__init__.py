@@ -1,0 +1,1 @@
+"""Text to ids and back: vocabularies, incremental decoding, chat templates."""

@@ -1,0 +1,51 @@
+"""What every tokenizer does. Torch-free."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+
+class Tokenizer(abc.ABC):
+    """Ids from text and bytes from ids.
+
+    bos_id/eos_id: None when the vocabulary names none. add_bos/add_eos: whether the file asks for them on a
+    plain prompt. stop_ids: every id that ends a turn. warnings: one line each, for stderr.
+    """
+
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    add_bos: bool
+    add_eos: bool
+    stop_ids: frozenset[int]
+    kind: str  # for `infer show`: "bpe (smollm)"
+    warnings: tuple[str, ...] = ()
+
+    @abc.abstractmethod
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Ids of the text, without BOS or EOS. Control tokens are plain text unless special is True."""
+
+    @abc.abstractmethod
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes this token stands for in a text; b"" for control tokens. Raises IndexError out of range."""
+
+    @abc.abstractmethod
+    def piece(self, token_id: int) -> str:
+        """The vocabulary entry as text, control tokens included: for people to read."""
+
+    @abc.abstractmethod
+    def is_control(self, token_id: int) -> bool: ...
+
+    def encode_prompt(self, text: str, *, special: bool = False, bos: bool = True) -> list[int]:
+        """`encode` plus BOS and EOS as the file asks; a BOS that the text already begins with is not doubled."""
+        ids = self.encode(text, special=special)
+        if bos and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        if self.add_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
+            ids.append(self.eos_id)
+        return ids
+
+    @abc.abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids, control tokens left out; bytes that are not UTF-8 become U+FFFD."""
