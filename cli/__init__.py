@@ -1,1 +1,1 @@
-"""The command line: one file per command, flags shared in `options`, all text to a terminal through `render`."""
+"""The command line: one file per command, flags shared in `options`, terminal text through `render`."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import abc
 import importlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,8 @@ _FORMATS = {
 }  # fmt: skip
 
 SUPER = 256  # columns that share a super scale in K-quants
+
+_CHUNK_BYTES = 1 << 19  # raw bytes decoded at once: the temporaries, a few times as large, stay in the cache
 
 
 @dataclass(frozen=True)
@@ -72,36 +75,58 @@ class QuantizedTensor:
 
     def dequantize(self) -> torch.Tensor:
         """float32 [N, K], with the operations in the order in which `gguf` and ggml do them (bit-equal)."""
-        n, k = self.shape
-        grouped = (self.unpacked_codes().to(torch.float32) - self.zero).reshape(n, k // self.group, self.group)
-        weight = grouped * self.group_scales().unsqueeze(-1)
+        weight = self.unpacked_codes().to(torch.float32).reshape(self.shape[0], -1, self.group)
+        if self.zero:
+            weight -= self.zero
+        weight *= self.group_scales().unsqueeze(-1)
         mins = self.group_mins()
         if mins is not None:
-            weight = weight + mins.unsqueeze(-1)
-        return weight.reshape(n, k)
+            weight += mins.unsqueeze(-1)
+        return weight.reshape(self.shape)
 
     def rows(self, start: int, stop: int) -> QuantizedTensor:
         """Rows [start, stop) as views of the same storage."""
+        return self._map(lambda t: t[start:stop])
 
-        def cut(t: torch.Tensor | None) -> torch.Tensor | None:
-            return None if t is None else t[start:stop]
+    def gather(self, ids: torch.Tensor) -> QuantizedTensor:
+        """Rows `ids` (int64 [M]), copied."""
+        return self._map(lambda t: t[ids])
 
+    def to(self, device: torch.device) -> QuantizedTensor:
+        return self._map(lambda t: t.to(device))
+
+    @staticmethod
+    def concatenate(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
+        """The rows of all parts, which must be of one format."""
+        pending = [iter(part._tensors()) for part in parts]
+        return parts[0]._map(lambda _: torch.cat([next(tensors) for tensors in pending]))
+
+    def _tensors(self) -> list[torch.Tensor]:
+        parts = (self.codes, self.scales, self.mins, self.super_scales, self.super_mins)
+        return [t for t in parts if t is not None]
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedTensor:
+        def each(t: torch.Tensor | None) -> torch.Tensor | None:
+            return None if t is None else change(t)
+
+        codes, scales = change(self.codes), change(self.scales)
+        mins, super_scales, super_mins = each(self.mins), each(self.super_scales), each(self.super_mins)
+        shape = (codes.shape[0], self.shape[1])
         return QuantizedTensor(
-            (stop - start, self.shape[1]), self.bits, self.group, self.zero, self.codes[start:stop],
-            self.scales[start:stop], cut(self.mins), cut(self.super_scales), cut(self.super_mins),
-        )  # fmt: skip
+            shape, self.bits, self.group, self.zero, codes, scales, mins, super_scales, super_mins
+        )
 
     @property
     def nbytes(self) -> int:
-        parts = (self.codes, self.scales, self.mins, self.super_scales, self.super_mins)
-        return sum(t.nbytes for t in parts if t is not None)
+        return sum(t.nbytes for t in self._tensors())
 
 
 def _spread(fine: torch.Tensor, coarse: torch.Tensor | None) -> torch.Tensor:
     if coarse is None:
         return fine.to(torch.float32)
-    per_super = fine.shape[1] // coarse.shape[1]
-    return (fine.to(torch.float32).unflatten(1, (-1, per_super)) * coarse.to(torch.float32).unsqueeze(-1)).flatten(1)
+    rows, supers = coarse.shape
+    grouped = fine.to(torch.float32).reshape(rows, supers, -1) * coarse.to(torch.float32).unsqueeze(-1)
+    return grouped.reshape(fine.shape)
 
 
 class QuantFormat(abc.ABC):
@@ -120,8 +145,50 @@ class QuantFormat(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, raw: torch.Tensor, shape: tuple[int, int]) -> QuantizedTensor | torch.Tensor:
-        """raw: uint8 [N * row_bytes(K)], contiguous. Quantized formats give the internal form, plain ones a tensor
-        [N, K] of their own dtype."""
+        """The [N, K] matrix that `raw`, uint8 [N * row_bytes(K)] on the CPU, holds.
+
+        Quantized formats give the internal form in new memory, plain ones a tensor [N, K] of their own dtype
+        that shares raw's memory where it is aligned. Raises ValueError when the matrix is empty, raw is not
+        uint8 of exactly that size or K does not fill whole blocks.
+        """
+
+    def blocks(self, raw: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+        """raw as uint8 [number of blocks, type_size], row after row. Raises ValueError as `decode` does."""
+        rows, columns = shape
+        if rows < 1 or columns < 1:
+            raise ValueError(f"an empty matrix [{rows}, {columns}] cannot be decoded")
+        expected = rows * self.row_bytes(columns)
+        if raw.dtype != torch.uint8 or raw.numel() != expected:
+            found = f"{raw.numel()} elements of {raw.dtype}"
+            raise ValueError(f"{self.name} [{rows}, {columns}] takes {expected} bytes, not {found}")
+        return raw.reshape(-1, self.type_size)
+
+
+def chunks(blocks: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Runs of consecutive blocks, each small enough that temporaries of its size do not count."""
+    step = max(1, _CHUNK_BYTES // blocks.shape[1])
+    for start in range(0, blocks.shape[0], step):
+        run = slice(start, start + step)
+        yield run, blocks[run]
+
+
+def field(blocks: torch.Tensor, start: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes [start, start + size) of each block as numbers; a copy [blocks, size // itemsize]."""
+    return blocks[:, start : start + size].clone(memory_format=torch.contiguous_format).view(dtype)
+
+
+def interleave_nibbles(split: torch.Tensor) -> torch.Tensor:
+    """From ggml's order, where a run's low nibbles are the first half of its columns and its high nibbles the
+    second half, to the internal one, where neighbours share a byte.
+
+    split: int16 [..., run // 2], a run's bytes in pairs. Returns uint8 [..., run].
+
+    pair of bytes:  hi(b+1) lo(b+1) hi(b) lo(b)  →  first half: lo(b+1) lo(b), second half: hi(b+1) hi(b)
+    """
+    out = torch.empty((*split.shape[:-1], 2, split.shape[-1]), dtype=torch.uint8)
+    out[..., 0, :] = (split & 0x0F) | ((split >> 4) & 0xF0)
+    out[..., 1, :] = ((split >> 4) & 0x0F) | ((split >> 8) & 0xF0)
+    return out.flatten(-2)
 
 
 def get_format(name: str) -> QuantFormat:

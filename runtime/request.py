@@ -60,7 +60,7 @@ class Sequence:
 
     token_ids = prompt + decoded; num_computed of them have their K and V in the cache.
     block_table holds pool block ids in order of position; num_cached counts prompt tokens taken from the
-    prefix cache instead of being computed.
+    prefix cache instead of being computed when it was first admitted.
     """
 
     request: Request
@@ -68,6 +68,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed: int = 0
     num_cached: int = 0
+    admitted: bool = False
     block_table: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 

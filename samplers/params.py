@@ -40,15 +40,23 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Raise ValueError naming the field and the accepted range."""
         checks = (
-            ("temperature", 0 <= self.temperature and math.isfinite(self.temperature), "a finite number ≥ 0"),
-            ("top_k", self.top_k >= 0, "an integer ≥ 0"),
+            ("temperature", self.temperature >= 0 and math.isfinite(self.temperature), "a finite number ≥ 0"),
+            ("top_k", isinstance(self.top_k, int) and self.top_k >= 0, "an integer ≥ 0"),
             ("top_p", 0 <= self.top_p <= 1, "between 0 and 1"),
             ("min_p", 0 <= self.min_p <= 1, "between 0 and 1"),
             ("typical_p", 0 < self.typical_p <= 1, "above 0 and at most 1"),
-            ("repeat_penalty", 0 < self.repeat_penalty and math.isfinite(self.repeat_penalty), "a finite number > 0"),
+            (
+                "repeat_penalty",
+                self.repeat_penalty > 0 and math.isfinite(self.repeat_penalty),
+                "a finite number > 0",
+            ),
             ("presence_penalty", math.isfinite(self.presence_penalty), "a finite number"),
             ("frequency_penalty", math.isfinite(self.frequency_penalty), "a finite number"),
-            ("seed", 0 <= self.seed < 2**64, "between 0 and 2^64-1"),
+            (
+                "seed",
+                isinstance(self.seed, int) and 0 <= self.seed < 2**64,
+                "an integer between 0 and 2^64-1",
+            ),
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 0, "an integer ≥ 0"),
             ("stop", all(self.stop), "non-empty strings"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 100, "between 0 and 100"),
@@ -57,11 +65,14 @@ class SamplingParams:
             if not ok:
                 raise ValueError(f"{name} must be {expected}, not {getattr(self, name)!r}")
         for token, bias in self.logit_bias.items():
-            if token < 0 or math.isnan(bias):
+            if not isinstance(token, int) or token < 0 or math.isnan(bias):
                 raise ValueError(f"logit_bias needs token ids ≥ 0 and numbers, not {token}={bias}")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         unknown = [name for name in self.order if name not in DEFAULT_ORDER]
         if unknown or len(set(self.order)) != len(self.order):
-            raise ValueError(f"samplers must be distinct names out of {', '.join(DEFAULT_ORDER)}; got {self.order}")
+            raise ValueError(
+                f"samplers must be distinct names out of {', '.join(DEFAULT_ORDER)}; got {self.order}"
+            )
 
     @property
     def greedy(self) -> bool:

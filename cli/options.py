@@ -1,0 +1,259 @@
+"""The flags that commands share, each declared once: its type, its help, and by its name the environment
+variable (`INFER_TOP_K`) and the key in the config file (`top_k`).
+
+A command declares a dataclass that inherits the groups it needs and is decorated with `takes`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from infer.cli import config
+
+T = TypeVar("T", bound="Options")
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Catalog names, and .gguf files and folders once the word looks like a path."""
+    from infer.runtime.store.catalog import CATALOG
+
+    names = [entry.name for entry in CATALOG if entry.name.startswith(incomplete)]
+    if names and incomplete:
+        return names
+    folder, _, start = incomplete.rpartition("/")
+    prefix = f"{folder}/" if folder or incomplete.startswith("/") else ""
+    try:
+        found = sorted(Path(prefix or ".").expanduser().iterdir())
+    except OSError:
+        return names
+    paths = [
+        f"{prefix}{path.name}{'/' if path.is_dir() else ''}"
+        for path in found
+        if path.name.startswith(start) and (path.suffix == ".gguf" or (path.is_dir() and prefix))
+    ]
+    return names + paths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base of all option groups. origins: where each value that was given comes from, for error messages."""
+
+    origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def origin(self, name: str) -> str:
+        """ "--temp", "INFER_TEMP" or "temp in …/config.toml"; the flag when the default is in force."""
+        return self.origins.get(name, config.flag(name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoteOptions(Options):
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="Nothing on stderr but errors (and --stats, if asked for).")
+    ] = False
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Say which files, settings and memory are used.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(Options):
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="MODEL",
+            help="A .gguf path, a catalog name (see `infer ls`) or hf:org/repo[:file].",
+            autocompletion=complete_model,
+        ),
+    ] = None
+    pre: Annotated[
+        str | None,
+        typer.Option(
+            "--pre", metavar="NAME", help="Pre-tokenizer, for a file that names none or a wrong one."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(SourceOptions):
+    ctx: Annotated[
+        int | None, typer.Option("--ctx", metavar="N", help="Tokens of context. [default: the model's]")
+    ] = None
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto"
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", help="CPU threads. [default: physical cores]")
+    ] = None
+    quant: Annotated[
+        str | None, typer.Option("--quant", help="Quantize float weights on load: int8 or int4.")
+    ] = None
+    kernel: Annotated[
+        str, typer.Option("--kernel", help="auto, torch (fast, inexact) or reference (slow, exact).")
+    ] = "auto"
+    kv_type: Annotated[str, typer.Option("--kv-type", help="KV cache: auto, f16, bf16 or f32.")] = "auto"
+    prefill_chunk: Annotated[
+        int, typer.Option("--prefill-chunk", metavar="N", help="Prompt tokens per step, 0 for all at once.")
+    ] = 512
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Reuse nothing of earlier prompts.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(Options):
+    """None: the model's own default, else that of `SamplingParams`."""
+
+    temp: Annotated[
+        float | None, typer.Option("--temp", help="Temperature; 0 always takes the likeliest token.")
+    ] = None
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Keep the K likeliest tokens; 0: all.")] = None
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this probability.")
+    ] = None
+    min_p: Annotated[
+        float | None, typer.Option("--min-p", help="Keep tokens at least this likely, relative to the best.")
+    ] = None
+    typical_p: Annotated[
+        float | None, typer.Option("--typical-p", help="Locally typical sampling; 1: off.")
+    ] = None
+    repeat_penalty: Annotated[
+        float | None, typer.Option("--repeat-penalty", help="Divide logits of tokens seen; 1: off.")
+    ] = None
+    presence_penalty: Annotated[
+        float | None, typer.Option("--presence-penalty", help="Subtract from tokens already answered.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, typer.Option("--frequency-penalty", help="The same, times how often they came.")
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option("--logit-bias", metavar="ID=VALUE", help="Add to a token's logit (ID+V and ID-V too)."),
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer. [default: random]")
+    ] = None
+    max_tokens: Annotated[
+        int | None, typer.Option("-n", "--max-tokens", metavar="N", help="Stop after N tokens.")
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="Stop before this text, taken literally. Repeatable."),
+    ] = None
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the model's end-of-turn token.")
+    ] = False
+    samplers: Annotated[
+        str | None, typer.Option("--samplers", metavar="A,B,…", help="Which samplers run, in this order.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(Options):
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template: the text byte for byte.")] = False
+    special: Annotated[
+        bool,
+        typer.Option("--special", help="Without a chat: control tokens written in the text take effect."),
+    ] = False
+    chat_template: Annotated[
+        str | None,
+        typer.Option("--chat-template", metavar="NAME|FILE", help="Instead of the model's own template."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(TextOptions):
+    system: Annotated[
+        str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system message.")
+    ] = None
+    prefill: Annotated[
+        str | None,
+        typer.Option("--prefill", metavar="TEXT", help="How the answer begins; it is not printed again."),
+    ] = None
+    truncate: Annotated[
+        str | None,
+        typer.Option(
+            "--truncate",
+            metavar="head|tail",
+            help="Cut the beginning (head) or the end (tail) of a prompt that does not fit, leaving room for "
+            "-n tokens, else for a quarter of the context up to 256.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeOptions(TextOptions):
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Render the text as a user message with the chat template.")
+    ] = False
+    no_bos: Annotated[bool, typer.Option("--no-bos", help="No beginning-of-sequence token in front.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions(Options):
+    file: Annotated[
+        list[str] | None,
+        typer.Option("-f", "--file", metavar="FILE", help="Put a file before the prompt. Repeatable."),
+    ] = None
+    no_stdin: Annotated[bool, typer.Option("--no-stdin", help="Never read stdin.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOptions(Options):
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(JsonOptions):
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help='Stream {"delta": …} lines, then the JSON object.')
+    ] = False
+    no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the answer when it is complete.")] = (
+        False
+    )
+    stats: Annotated[bool, typer.Option("--stats", help="Tokens, speed and times on stderr.")] = False
+    logprobs: Annotated[
+        int | None,
+        typer.Option("--logprobs", metavar="N", help="With --json: log-probabilities and N alternatives."),
+    ] = None
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the answer to a file.")
+    ] = None
+
+
+def takes(group: type[T]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command `f(options: group, …)` the flags of `group`, resolved by `config.resolve`."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        settings = config.settings(group)
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        # Every flag defaults to None, so that "not given" falls back to the environment and the config file.
+        flags = [
+            inspect.Parameter(
+                setting.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[setting.flag_type | None, setting.info],
+            )
+            for setting in settings.values()
+        ]
+
+        @functools.wraps(function)
+        def command(**values: Any) -> None:
+            given = {name: values.pop(name) for name in settings}
+            function(config.resolve(group, given), **values)
+
+        # typer reads the signature; __wrapped__ would lead it back to the undecorated function.
+        del command.__wrapped__
+        command.__annotations__ = {}
+        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + flags
+        )
+        return command
+
+    return decorate

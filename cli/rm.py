@@ -1,0 +1,48 @@
+"""`infer rm`: delete a model of the store."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from infer.cli import render
+from infer.cli.config import data_dirs
+from infer.cli.options import NoteOptions, complete_model, takes
+from infer.runtime.errors import UsageError
+
+HELP = "Delete a model of the store, or what an interrupted download of it left."
+
+
+@takes(NoteOptions)
+def rm(
+    options: NoteOptions,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name of `infer ls`.", autocompletion=complete_model)
+    ],
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+) -> None:
+    from infer.runtime.store import catalog, hub
+    from infer.runtime.store.files import human_size
+    from infer.runtime.store.local import remove, stored_file
+    from infer.runtime.store.pull import partial_bytes
+
+    if name.startswith(hub.PREFIX):
+        raise UsageError(
+            f"{name} lies in the hub's own cache, which other programs use too: see `hf cache rm`"
+        )
+    dirs = data_dirs()
+    path = stored_file(name, dirs)
+    entry = catalog.find(name)
+    there = os.path.lexists(path) or (entry is not None and partial_bytes(entry, dirs) > 0)
+    if there and not yes:
+        if not (render.is_terminal(sys.stdin) and render.is_terminal(sys.stderr)):
+            raise UsageError(f"rm asks before it deletes {path}, but there is no terminal to ask on: give -y")
+        if not typer.confirm(f"Delete {render.one_line(str(path))}?", err=True):
+            render.say("nothing was deleted")
+            return
+    freed = remove(name, dirs)
+    if not options.quiet:
+        render.say(f"deleted {name}: {human_size(freed)}")

@@ -1,0 +1,204 @@
+"""`infer run`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infer.cli import report, session
+from infer.cli.input import PromptInput, checked_argument, read_prompt
+from infer.cli.options import (
+    EngineOptions,
+    InputOptions,
+    NoteOptions,
+    OutputOptions,
+    PromptOptions,
+    SamplingOptions,
+    takes,
+)
+from infer.cli.output import Answer, JsonAnswer, JsonLinesAnswer, TextAnswer, open_writer
+from infer.cli.prompt import HEAD, TAIL, PromptEncoder, answer_room, fit
+from infer.cli.render import Notes, say
+from infer.cli.sampling import draw_seed, sampling_params
+from infer.cli.signals import Terminated, held
+from infer.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from infer.runtime.generation import Generation
+    from infer.runtime.loader import LoadedModel
+    from infer.runtime.request import Request
+
+# After an interrupt, seconds to wait for a reader that has stopped reading.
+_PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(OutputOptions, InputOptions, PromptOptions, SamplingOptions, EngineOptions, NoteOptions):
+    """Every flag of `infer run`."""
+
+
+@takes(RunOptions)
+def run(
+    options: RunOptions,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT|-", help="The prompt; - reads it from stdin.", show_default=False),
+    ] = None,
+) -> None:
+    """Answer one prompt.
+
+    The prompt is the content of -f FILES in order, then stdin if it is not a terminal, then the argument,
+    with a blank line between them. The answer goes to stdout and nothing else does.
+    """
+    check(options)
+    notes = Notes(quiet=options.quiet, verbose=options.verbose)
+    engine = session.engine_config(options)
+    seed = draw_seed() if options.seed is None else options.seed
+    sampling_params(options, {}, seed=seed, logprobs=options.logprobs)
+    answer = open_answer(options)
+    text = read_prompt(
+        PromptInput(options.file or (), prompt, use_stdin=not options.no_stdin, raw=options.raw), notes
+    )
+    with session.logging_to(notes):
+        path = session.locate(options, notes)
+        with session.open_model(
+            path, engine, chat_template=options.chat_template, pre=options.pre, notes=notes
+        ) as model:
+            request, tokenize_s = make_request(model, options, text, seed, notes)
+            answer_request(model, request, options, answer, tokenize_s)
+    if peak := report.peak_memory():
+        notes.detail(f"peak memory {peak / 2**20:.0f} MiB")
+
+
+def check(options: RunOptions) -> None:
+    """Raise UsageError for flags that contradict each other, naming where each came from."""
+
+    def clash(name: str, why: str) -> UsageError:
+        return UsageError(f"{options.origin(name)} {why}")
+
+    if options.quiet and options.verbose:
+        raise clash("quiet", f"and {options.origin('verbose')} contradict each other: drop one")
+    if options.json and options.jsonl:
+        raise clash("json", f"and {options.origin('jsonl')} contradict each other: drop one")
+    if options.jsonl and options.no_stream:
+        raise clash("no_stream", f"and {options.origin('jsonl')} contradict each other: use --json")
+    if options.logprobs is not None and not (options.json or options.jsonl):
+        raise clash("logprobs", "needs --json or --jsonl")
+    if options.special and not options.raw:
+        raise clash("special", "needs --raw: a chat's text never holds control tokens")
+    if options.truncate not in (None, HEAD, TAIL):
+        raise clash("truncate", f"must be {HEAD} or {TAIL}, not {options.truncate!r}")
+    if options.raw:
+        for name in ("system", "prefill", "chat_template"):
+            if getattr(options, name):
+                raise clash(name, "belongs to a chat, and --raw is none: drop one of them")
+    for name in ("system", "prefill"):
+        if getattr(options, name):
+            checked_argument(options.origin(name), getattr(options, name))
+
+
+def open_answer(options: OutputOptions) -> Answer:
+    """Where and how the answer is written. Raises OutputError."""
+    writer = open_writer(options.output)
+    if options.json:
+        return JsonAnswer(writer)
+    if options.jsonl:
+        return JsonLinesAnswer(writer)
+    return TextAnswer(writer, stream=not options.no_stream)
+
+
+def make_request(
+    model: LoadedModel, options: RunOptions, text: str, seed: int, notes: Notes
+) -> tuple[Request, float]:
+    """The prompt as ids that fit, with its sampling, and the seconds that took.
+
+    Raises ContextLengthError, ChatTemplateError, UsageError and ModelError.
+    """
+    from infer.runtime.request import Request
+
+    started = time.perf_counter()
+    template = None if options.raw else model.chat_template
+    if template is None and not options.raw:
+        for name in ("system", "prefill"):
+            if getattr(options, name):
+                raise UsageError(
+                    f"{options.origin(name)} needs a chat template, and {model.name} has none: "
+                    "put the text in the prompt, or give --chat-template"
+                )
+        notes.warning(f"{model.name} has no chat template: the text is continued as it is (--raw says so)")
+    encoder = PromptEncoder(model.tokenizer, template, options.special, options.system, options.prefill)
+    sampling = sampling_params(options, model.sampling_defaults, seed=seed, logprobs=options.logprobs)
+    context = model.engine.ctx
+    fitted = fit(encoder, text, context, side=options.truncate, room=answer_room(options.max_tokens, context))
+    if not fitted.ids:
+        raise UsageError("the prompt has no tokens: this model's vocabulary knows nothing of it")
+    if fitted.dropped:
+        notes.warning(
+            f"prompt cut from {fitted.tokens} to {len(fitted.ids)} tokens at its {options.truncate}: "
+            f"context holds {context}"
+        )
+    notes.detail(f"prompt of {len(fitted.ids)} tokens, context {context}, seed {seed}")
+    notes.detail(f"device {model.device}, kernel {model.kernel}, exact: {str(model.exact).lower()}")
+    notes.detail(f"sampling {sampling}")
+    request = Request("run", tuple(fitted.ids), sampling, model.tokenizer.stop_ids)
+    return request, time.perf_counter() - started
+
+
+def answer_request(
+    model: LoadedModel, request: Request, options: OutputOptions, answer: Answer, tokenize_s: float
+) -> None:
+    """Generate and write. An interrupt writes what there is and goes on upwards; so does an error."""
+    from infer.runtime.generation import TextStream
+
+    stream = TextStream(model.engine, model.tokenizer, request)
+    generation = stream.generation
+    generation.stats.load_s, generation.stats.tokenize_s = model.load_s, tokenize_s
+    stop: KeyboardInterrupt | Terminated | None = None
+    relay = _Relay(generation, answer)
+    try:
+        for _ in stream:
+            relay.forward()
+    except (KeyboardInterrupt, Terminated) as interrupt:
+        stop = interrupt
+        stream.cancel()
+    except Exception:
+        stream.cancel()
+        relay.forward()
+        answer.abandon()
+        answer.drain(_PATIENCE_S)
+        raise
+    seed = request.sampling.seed
+    result = report.report_object(model, generation, seed) if answer.wants_report else None
+    with held():
+        relay.take()
+        answer.finish(result)
+    answer.drain(None if stop is None else _PATIENCE_S)
+    answer.close()
+    if options.stats:
+        for line in report.stats_lines(model, generation, seed):
+            say(line)
+    if stop is not None:
+        raise stop
+
+
+class _Relay:
+    """Hands each character of a growing answer on once, interrupts or not."""
+
+    def __init__(self, generation: Generation, answer: Answer) -> None:
+        self._generation = generation
+        self._answer = answer
+        self._taken = 0
+
+    def take(self) -> None:
+        text = self._generation.text
+        if len(text) > self._taken:
+            self._answer.delta(text[self._taken :])
+            self._taken = len(text)
+
+    def forward(self) -> None:
+        with held():
+            self.take()
+        self._answer.drain()

@@ -1,0 +1,116 @@
+"""From the options to a loaded model: where it is, getting it here, loading it (with a bar if that is slow).
+
+torch is imported here, inside `open_model`, once everything the flags can get wrong has been checked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infer.cli import config
+from infer.cli.options import EngineOptions, SourceOptions
+from infer.cli.pull import reported
+from infer.cli.render import Notes, one_line, progress
+from infer.runtime.config import EngineConfig
+from infer.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from infer.runtime.loader import LoadedModel
+
+_OPTION = {"prefix_cache": "no_cache"}
+
+
+def engine_config(options: EngineOptions) -> EngineConfig:
+    """Raises UsageError naming the flag, variable or key of a value out of range."""
+    try:
+        return EngineConfig(
+            device=options.device,
+            threads=options.threads,
+            ctx=options.ctx,
+            kv_type=options.kv_type,
+            prefill_chunk=options.prefill_chunk,
+            quant=options.quant,
+            kernel=options.kernel,
+            prefix_cache=not options.no_cache,
+        )
+    except ValueError as error:
+        field, _, rest = str(error).partition(" ")
+        raise UsageError(f"{options.origin(_OPTION.get(field, field))} {rest}") from None
+
+
+def locate(options: SourceOptions, notes: Notes) -> Path:
+    """Path of the model that -m, INFER_MODEL or the config file names, else of the catalog's default.
+
+    A catalog or hub model that is not on this machine is downloaded, which is said. Raises ModelError.
+    """
+    from infer.runtime.store.pull import ensure_local
+    from infer.runtime.store.resolve import resolve
+
+    dirs = config.data_dirs()
+    source = resolve(options.model, dirs)
+    with reported(quiet=notes.quiet) as pull_options:
+        path = ensure_local(source, dirs, pull_options)
+    notes.detail(f"model {path}")
+    return path
+
+
+@contextmanager
+def open_model(
+    path: Path, engine: EngineConfig, *, chat_template: str | None, pre: str | None, notes: Notes
+) -> Iterator[LoadedModel]:
+    """Load a model, say its warnings, close it at the end. Raises ModelError."""
+    from infer.runtime.loader import load_model
+
+    with progress(f"loading {path.name}", enabled=not notes.quiet) as update:
+        model = load_model(
+            path,
+            engine,
+            chat_template=chat_template,
+            pre=pre,
+            memo_dir=config.data_dirs().cache,
+            on_progress=update,
+        )
+    try:
+        for warning in model.warnings:
+            notes.warning(warning)
+        yield model
+    finally:
+        model.close()
+
+
+class _NotesHandler(logging.Handler):
+    def __init__(self, notes: Notes) -> None:
+        super().__init__(logging.DEBUG if notes.verbose else logging.WARNING)
+        self._notes = notes
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = one_line(record.getMessage())
+        if record.levelno >= logging.WARNING:
+            self._notes.warning(text)
+        else:
+            self._notes.detail(text)
+
+
+@contextmanager
+def logging_to(notes: Notes) -> Iterator[None]:
+    """The `infer` loggers speak through notes while the block runs; Python warnings only when verbose."""
+    import warnings
+
+    handler = _NotesHandler(notes)
+    logger = logging.getLogger("infer")
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            if notes.verbose:
+                warnings.showwarning = lambda message, category, *_: notes.detail(
+                    f"{category.__name__}: {message}"
+                )
+            else:
+                warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,28 @@
+"""The interface of attention over the paged cache."""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+
+from infer.runtime.batch import ForwardBatch
+from infer.runtime.kvcache.paged import PagedKVCache
+
+
+class AttentionBackend(abc.ABC):
+    """exact: a row's result has the same bits whatever else is in the batch and however the prompt was cut."""
+
+    name: str
+    exact: bool
+
+    @abc.abstractmethod
+    def forward(
+        self, q: torch.Tensor, cache: PagedKVCache, batch: ForwardBatch, layer: int,
+        *, scale: float, window: int = 0, softcap: float = 0.0,
+    ) -> torch.Tensor:  # fmt: skip
+        """q float32 [T, heads, head_dim] → float32 [T, heads, head_dim].
+
+        Row t of a sequence at position p sees positions max(0, p - window + 1) … p (window 0: from 0 on) as the cache
+        holds them, its own included. Head h reads key-value head h * kv_heads // heads.
+        """

@@ -1,0 +1,64 @@
+"""What one step computes, as tensors: the only thing that passes from the engine's world of sequences to the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+import torch
+
+from infer.runtime.config import BLOCK_SIZE
+from infer.runtime.request import Sequence
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """T rows, runs of consecutive positions of S sequences; R of the rows want logits.
+
+    ids, positions int32 [T]; slots int64 [T] (where K and V of a row go); query_start int32 [S + 1];
+    context_lens int32 [S] (positions in the cache after the step); block_tables int32 [S, longest];
+    output_rows int32 [R].
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    query_start: torch.Tensor
+    context_lens: torch.Tensor
+    block_tables: torch.Tensor
+    output_rows: torch.Tensor
+
+    def to(self, device: torch.device) -> ForwardBatch:
+        names = ("ids", "positions", "slots", "query_start", "context_lens", "block_tables", "output_rows")
+        return ForwardBatch(*(getattr(self, name).to(device, non_blocking=True) for name in names))
+
+
+def build_batch(scheduled: List[tuple[Sequence, int]]) -> ForwardBatch:
+    """scheduled: sequences with how many of their tokens, from num_computed on, this step computes (≥ 1 each).
+    Logits are wanted of a sequence's last token only, when the step reaches it."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    starts = [0]
+    outputs: list[int] = []
+    longest = max(len(seq.block_table) for seq, _ in scheduled)
+    for seq, count in scheduled:
+        first, last = seq.num_computed, seq.num_computed + count
+        ids += seq.token_ids[first:last]
+        positions += range(first, last)
+        table = seq.block_table
+        slots += [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(first, last)]
+        starts.append(len(ids))
+        if last == len(seq.token_ids):
+            outputs.append(len(ids) - 1)
+    tables = [seq.block_table + [0] * (longest - len(seq.block_table)) for seq, _ in scheduled]
+    int32 = torch.int32
+    return ForwardBatch(
+        ids=torch.tensor(ids, dtype=int32),
+        positions=torch.tensor(positions, dtype=int32),
+        slots=torch.tensor(slots, dtype=torch.int64),
+        query_start=torch.tensor(starts, dtype=int32),
+        context_lens=torch.tensor([seq.num_computed + count for seq, count in scheduled], dtype=int32),
+        block_tables=torch.tensor(tables, dtype=int32),
+        output_rows=torch.tensor(outputs, dtype=int32),
+    )

@@ -1,0 +1,88 @@
+"""Settings of the engine and facts of a model: frozen, resolved once, passed down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BLOCK_SIZE = 64  # tokens per KV block
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How to run a model, as the command line resolved it.
+
+    device: "auto", "cpu", "cuda" or "cuda:N". threads None: the physical cores this process may use.
+    ctx: tokens of context, None for the model's own. kv_type: "auto" (f16 on CPU, bf16 on CUDA), "f16", "bf16", "f32".
+    prefill_chunk: most prompt tokens computed in one step, 0 for all at once. quant: "int8" or "int4" to
+    quantize float weights on load. kernel: "auto", "torch" (fast, inexact) or "reference" (slow, exact).
+    prefix_cache: reuse KV blocks of earlier prompts in this process.
+    """
+
+    device: str = "auto"
+    threads: int | None = None
+    ctx: int | None = None
+    kv_type: str = "auto"
+    prefill_chunk: int = 512
+    quant: str | None = None
+    kernel: str = "auto"
+    prefix_cache: bool = True
+    max_sequences: int = 64
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field and what it accepts."""
+        checks = (
+            ("threads", self.threads is None or 1 <= self.threads <= 1024, "between 1 and 1024"),
+            ("ctx", self.ctx is None or self.ctx >= 1, "at least 1"),
+            ("kv_type", self.kv_type in ("auto", "f16", "bf16", "f32"), "auto, f16, bf16 or f32"),
+            ("prefill_chunk", self.prefill_chunk >= 0, "0 (all at once) or more"),
+            ("quant", self.quant in (None, "int8", "int4"), "int8 or int4"),
+            ("max_sequences", 1 <= self.max_sequences <= 4096, "between 1 and 4096"),
+        )
+        for name, ok, expected in checks:
+            if not ok:
+                raise ValueError(f"{name} must be {expected}, not {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding (arXiv 2104.09864) and its context extensions.
+
+    dim: rotated dimensions per head. scaling: "none", "linear" (positions divided by factor), "yarn"
+    (arXiv 2309.00071) or "llama3" (Llama 3.1's wavelength bands). original_context: positions seen in training.
+    pairing: "adjacent" rotates (x0, x1), (x2, x3), …: the order GGUF stores llama in; "halves" rotates
+    (x0, x[d/2]), …
+    """
+
+    dim: int
+    base: float = 10000.0
+    pairing: str = "adjacent"
+    scaling: str = "none"
+    factor: float = 1.0
+    original_context: int | None = None
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape of a decoder-only transformer, read from file metadata only."""
+
+    architecture: str
+    vocab_size: int
+    context_length: int
+    embedding_length: int
+    block_count: int
+    feed_forward_length: int
+    head_count: int
+    head_count_kv: int
+    head_dim: int
+    norm_eps: float
+    rope: RopeConfig
+    name: str = ""
+
+    def kv_bytes_per_token(self, element_size: int) -> int:
+        """Bytes of K and V of all layers for one position."""
+        return 2 * self.block_count * self.head_count_kv * self.head_dim * element_size

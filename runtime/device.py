@@ -1,0 +1,67 @@
+"""Which device, how many threads, how much memory: asked of the system once, at start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from infer.runtime.errors import UsageError
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" is CUDA where it works, else the CPU. Raises UsageError for what this machine does not have."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or (kind == "cpu" and index):
+        raise UsageError(f"--device {name!r} is not known; use auto, cpu, cuda or cuda:N")
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "--device cuda: torch finds no usable CUDA device; use --device cpu or install a CUDA build"
+        )
+    number = int(index or 0)
+    if number >= torch.cuda.device_count():
+        raise UsageError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+    return torch.device("cuda", number)
+
+
+def available_cores() -> int:
+    """Physical cores among the processors this process may run on; at least 1."""
+    try:
+        allowed = os.sched_getaffinity(0)
+    except AttributeError:
+        return max(1, os.cpu_count() or 1)
+    cores = set()
+    for cpu in allowed:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
+        except OSError:
+            cores.add((str(cpu), ""))
+    return max(1, min(len(cores), _cpu_quota() or len(cores)))
+
+
+def _cpu_quota() -> int | None:
+    """Whole processors that a control group (v2) grants, None for no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated there."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 8 << 30

@@ -1,0 +1,42 @@
+"""The tensors behind the block ids: K and V of every layer, 64 positions a block."""
+
+from __future__ import annotations
+
+import torch
+
+from infer.runtime.config import BLOCK_SIZE, ModelConfig
+
+KV_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+
+
+class PagedKVCache:
+    """Per layer:
+
+        keys[layer]    [blocks, kv_heads, head_dim, 64]   transposed: neighbouring positions are adjacent
+        values[layer]  [blocks, kv_heads, 64, head_dim]
+
+    A slot is block * 64 + offset. On the CPU untouched blocks cost no memory: the system commits pages when written.
+    """
+
+    def __init__(self, config: ModelConfig, blocks: int, kv_type: str, device: torch.device) -> None:
+        self.blocks = blocks
+        self.kv_type = kv_type
+        self.dtype = KV_TYPES[kv_type]
+        heads, dim = config.head_count_kv, config.head_dim
+        key_shape = (blocks, heads, dim, BLOCK_SIZE)
+        value_shape = (blocks, heads, BLOCK_SIZE, dim)
+        layers = range(config.block_count)
+        self.keys = [torch.empty(key_shape, dtype=self.dtype, device=device) for _ in layers]
+        self.values = [torch.empty(value_shape, dtype=self.dtype, device=device) for _ in layers]
+
+    def store(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k and v [T, kv_heads, head_dim] to slots int64 [T]."""
+        block, offset = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+        self.keys[layer][block, :, :, offset] = k.to(self.dtype)
+        self.values[layer][block, :, offset] = v.to(self.dtype)
+
+    def gather(self, layer: int, table: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K [kv_heads, head_dim, length] and V [kv_heads, length, head_dim] of the blocks in table, int64 [n]."""
+        keys = self.keys[layer][table].permute(1, 2, 0, 3).flatten(2)[:, :, :length]
+        values = self.values[layer][table].transpose(0, 1).flatten(1, 2)[:, :length]
+        return keys, values

@@ -1,0 +1,133 @@
+"""What a model family provides, and how its weights come in: one tensor at a time, each accounted for."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from infer.quant.base import get_format
+from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
+from infer.runtime.checkpoint.base import Checkpoint, RawTensor
+from infer.runtime.config import EngineConfig, ModelConfig
+from infer.runtime.errors import CheckpointError, UnsupportedModelError
+from infer.runtime.models.hparams import HyperParameters
+from infer.runtime.models.ops import Linear, Norm, Ops, Value
+
+Progress = Callable[[int, int], None]
+
+
+class Model(abc.ABC):
+    """A family: `read_config` turns metadata into its shape, the constructor takes the weights out of a loader, `forward` is
+    its maths. positions: length of the rope tables, the context in use."""
+
+    config: ModelConfig
+
+    @staticmethod
+    @abc.abstractmethod
+    def read_config(params: HyperParameters, vocab_size: int) -> ModelConfig: ...
+
+    @abc.abstractmethod
+    def __init__(self, config: ModelConfig, loader: WeightLoader, positions: int) -> None: ...
+
+    @abc.abstractmethod
+    def forward(self, ops: Ops) -> Value:
+        """Logits [R, vocab] of the current batch's output rows."""
+
+
+class WeightLoader:
+    """Hands tensors of a checkpoint to a kernel. Every method raises CheckpointError that names the tensor when it is
+    missing or has another shape, UnsupportedModelError when its type is unknown; `finish` when some were not asked for.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, kernel: WeightKernel, config: EngineConfig, progress: Progress
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._kernel = kernel
+        self._quant = config.quant
+        self._progress = progress
+        self._left = dict(checkpoint.tensors)
+        self._done = 0
+
+    @property
+    def device(self) -> torch.device:
+        return self._kernel.device
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._checkpoint.tensors
+
+    def matrix(self, name: str, rows: int, columns: int) -> PackedWeight:
+        """A weight [rows, columns] in the kernel's layout."""
+        tensor = self._take(name, (rows, columns))
+        try:
+            form = get_format(tensor.type)
+            row_bytes = form.row_bytes(columns)
+        except ValueError as error:
+            raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
+
+        def read(start: int, stop: int) -> torch.Tensor:
+            return self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
+
+        source = WeightSource(name, (rows, columns), form, read, self._quant)
+        try:
+            packed = self._kernel.pack(source)
+        except ValueError as error:
+            raise CheckpointError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
+        self._advance(tensor)
+        return packed
+
+    def vector(self, name: str, length: int) -> torch.Tensor:
+        """float32 [length] on the kernel's device."""
+        tensor = self._take(name, (length,))
+        if tensor.type not in ("F32", "F16", "BF16"):
+            raise UnsupportedModelError(
+                f"{self._checkpoint.path}: tensor {name} is {tensor.type}; vectors must be F32, F16 or BF16"
+            )
+        values = get_format(tensor.type).decode(self._read(tensor, 0, tensor.nbytes), (1, length))
+        self._advance(tensor)
+        if not isinstance(values, torch.Tensor):
+            raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name} is not a plain vector")
+        return values.reshape(length).to(device=self._kernel.device, dtype=torch.float32)
+
+    def linear(self, name: str, rows: int, columns: int) -> Linear:
+        """`name`.weight and, where the file has it, `name`.bias."""
+        weight = self.matrix(f"{name}.weight", rows, columns)
+        bias = f"{name}.bias"
+        return Linear(weight, self.vector(bias, rows) if bias in self else None)
+
+    def norm(self, name: str, width: int, eps: float) -> Norm:
+        return Norm(self.vector(f"{name}.weight", width), eps)
+
+    def optional_vector(self, name: str, length: int) -> torch.Tensor | None:
+        return self.vector(name, length) if name in self else None
+
+    def finish(self) -> None:
+        if self._left:
+            names = sorted(self._left)
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise CheckpointError(
+                f"{self._checkpoint.path}: unexpected tensors {', '.join(names[:3])}{more}; "
+                "the file is of another architecture than it says, or newer than this version of infer"
+            )
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> RawTensor:
+        tensor = self._left.pop(name, None)
+        if tensor is None:
+            raise CheckpointError(f"{self._checkpoint.path}: tensor {name} is missing; get the file again")
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"{self._checkpoint.path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}"
+            )
+        return tensor
+
+    def _read(self, tensor: RawTensor, start: int, count: int) -> torch.Tensor:
+        buffer = np.empty(count, dtype=np.uint8)
+        self._checkpoint.read_into(tensor, buffer.data, start)
+        return torch.from_numpy(buffer)
+
+    def _advance(self, tensor: RawTensor) -> None:
+        self._done += tensor.nbytes
+        self._progress(self._done, self._checkpoint.nbytes)

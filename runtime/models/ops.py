@@ -1,0 +1,99 @@
+"""The operations a model's maths is written in. A model is one description; each implementation of `Ops` runs it.
+
+`Value` is whatever the implementation passes between its own operations: a tensor for torch, a buffer for native
+programs. Every operation works on the rows of the current batch.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from infer.quant.kernels.base import PackedWeight
+
+Value = Any
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x W^T + bias; weight [N, K], bias float32 [N]."""
+
+    weight: PackedWeight
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm (arXiv 1910.07467): x / sqrt(mean(x²) + eps) * weight; weight float32 [width]."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """cos and sin, float32 [positions, dim / 2]; pairing as in RopeConfig."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    pairing: str
+
+    @property
+    def dim(self) -> int:
+        return 2 * self.cos.shape[1]
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One layer's attention: softmax(scale q k^T) v over the cache of `layer`.
+
+    window: positions visible to a query, itself included; 0 for all. softcap: scores become
+    cap * tanh(score / cap); 0 for off.
+    """
+
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeTable
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    window: int = 0
+    softcap: float = 0.0
+
+
+class Ops(abc.ABC):
+    @abc.abstractmethod
+    def embed(self, table: PackedWeight, scale: float = 1.0) -> Value:
+        """Rows of the table for the batch's ids, times scale: [T, K]."""
+
+    @abc.abstractmethod
+    def norm(self, x: Value, norm: Norm) -> Value: ...
+
+    @abc.abstractmethod
+    def linear(self, x: Value, *layers: Linear) -> tuple[Value, ...]:
+        """Each layer of the same input."""
+
+    @abc.abstractmethod
+    def linear_add(self, x: Value, layer: Linear, residual: Value) -> Value:
+        """residual + layer(x). The residual is consumed: it may be changed in place."""
+
+    @abc.abstractmethod
+    def attention(self, q: Value, k: Value, v: Value, spec: AttentionSpec) -> Value:
+        """Norm and rotate q and k, write k and v to the cache, attend: [T, heads * head_dim]."""
+
+    @abc.abstractmethod
+    def glu(self, gate: Value, up: Value, activation: str) -> Value:
+        """activation(gate) * up; "silu" or "gelu_tanh"."""
+
+    @abc.abstractmethod
+    def add(self, x: Value, residual: Value) -> Value:
+        """residual + x, consuming the residual."""
+
+    @abc.abstractmethod
+    def outputs(self, x: Value) -> Value:
+        """The rows whose logits are wanted: [R, K]."""

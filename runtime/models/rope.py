@@ -1,0 +1,60 @@
+"""Tables of rotary position embeddings and their context extensions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from infer.runtime.config import RopeConfig
+from infer.runtime.models.ops import RopeTable
+
+
+def rope_table(
+    config: RopeConfig, positions: int, factors: torch.Tensor | None, device: torch.device
+) -> RopeTable:
+    """factors: the file's `rope_freqs`, float32 [dim / 2], which divide the frequencies. Computed in float64."""
+    exponents = torch.arange(0, config.dim, 2, dtype=torch.float64) / config.dim
+    inverse = config.base**-exponents
+    if factors is not None:
+        inverse = inverse / factors.double()
+    inverse, magnitude = _scaled(config, inverse)
+    angles = torch.arange(positions, dtype=torch.float64).unsqueeze(1) * inverse
+    cos, sin = torch.cos(angles) * magnitude, torch.sin(angles) * magnitude
+    return RopeTable(cos.float().to(device), sin.float().to(device), config.pairing)
+
+
+def _scaled(config: RopeConfig, inverse: torch.Tensor) -> tuple[torch.Tensor, float]:
+    if config.scaling == "linear":
+        return inverse / config.factor, 1.0
+    if config.scaling == "llama3":
+        return _llama3(config, inverse), 1.0
+    if config.scaling == "yarn":
+        return _yarn(config, inverse)
+    return inverse, 1.0
+
+
+def _llama3(config: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
+    """Llama 3.1: long waves are stretched by the factor, short ones kept, those between blended."""
+    original = config.original_context or 0
+    waves = 2 * math.pi / inverse
+    blend = (original / waves - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    blend = blend.clamp(0, 1)
+    return inverse / config.factor * (1 - blend) + inverse * blend
+
+
+def _yarn(config: RopeConfig, inverse: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """arXiv 2309.00071, sections 3.2 and 3.4: "NTK by parts" and the attention temperature."""
+    original = config.original_context or 0
+
+    def dimension(turns: float) -> float:
+        return config.dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.base))
+
+    low = max(math.floor(dimension(config.beta_fast)), 0)
+    high = min(math.ceil(dimension(config.beta_slow)), config.dim - 1)
+    ramp = (torch.arange(len(inverse), dtype=torch.float64) - low) / max(high - low, 1e-3)
+    keep = 1 - ramp.clamp(0, 1)
+    magnitude = config.attention_factor
+    if magnitude is None:
+        magnitude = 0.1 * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0
+    return inverse / config.factor * (1 - keep) + inverse * keep, magnitude

@@ -1,0 +1,83 @@
+"""The operations in torch, run as they are called: on CUDA, and on CPUs where the native library is absent."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from infer.quant.kernels.base import PackedWeight, WeightKernel
+from infer.runtime.attention.base import AttentionBackend
+from infer.runtime.batch import ForwardBatch
+from infer.runtime.kvcache.paged import PagedKVCache
+from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops, RopeTable
+
+ACTIVATIONS = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+
+
+class TorchOps(Ops):
+    """Values are tensors of the kernel's dtype; norms, rotation and attention run in float32 where the dtype is not
+    exact enough. `batch` is set before each forward pass."""
+
+    batch: ForwardBatch
+
+    def __init__(self, kernel: WeightKernel, attention: AttentionBackend, cache: PagedKVCache) -> None:
+        self._kernel = kernel
+        self._attention = attention
+        self._cache = cache
+
+    def embed(self, table: PackedWeight, scale: float = 1.0) -> torch.Tensor:
+        rows = self._kernel.rows(table, self.batch.ids.long())
+        return rows if scale == 1.0 else rows * scale
+
+    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), norm.weight, norm.eps).to(x.dtype)
+
+    def linear(self, x: torch.Tensor, *layers: Linear) -> tuple[torch.Tensor, ...]:
+        return tuple(self._apply(x, layer) for layer in layers)
+
+    def linear_add(self, x: torch.Tensor, layer: Linear, residual: torch.Tensor) -> torch.Tensor:
+        return residual + self._apply(x, layer)
+
+    def attention(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec
+    ) -> torch.Tensor:
+        dim = spec.head_dim
+        q = q.float().view(-1, spec.heads, dim)
+        k = k.float().view(-1, spec.kv_heads, dim)
+        v = v.float().view(-1, spec.kv_heads, dim)
+        if spec.q_norm is not None:
+            q = self.norm(q, spec.q_norm)
+        if spec.k_norm is not None:
+            k = self.norm(k, spec.k_norm)
+        positions = self.batch.positions.long()
+        cos, sin = spec.rope.cos[positions].unsqueeze(1), spec.rope.sin[positions].unsqueeze(1)
+        q, k = rotate(q, cos, sin, spec.rope), rotate(k, cos, sin, spec.rope)
+        self._cache.store(spec.layer, self.batch.slots, k, v)
+        out = self._attention.forward(q, self._cache, self.batch, spec.layer, scale=spec.scale, window=spec.window,
+                                      softcap=spec.softcap)  # fmt: skip
+        return out.flatten(1).to(self._kernel.dtype)
+
+    def glu(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+        return ACTIVATIONS[activation](gate) * up
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual + x
+
+    def outputs(self, x: torch.Tensor) -> torch.Tensor:
+        return x[self.batch.output_rows.long()]
+
+    def _apply(self, x: torch.Tensor, layer: Linear) -> torch.Tensor:
+        out = self._kernel.matmul(x, layer.weight)
+        return out if layer.bias is None else out + layer.bias.to(out.dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, table: RopeTable) -> torch.Tensor:
+    """x float32 [T, heads, head_dim], cos and sin [T, 1, dim / 2]: the first `dim` dimensions rotated, others kept."""
+    turned, rest = x[..., : table.dim], x[..., table.dim :]
+    if table.pairing == "adjacent":
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    else:
+        a, b = turned.chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned

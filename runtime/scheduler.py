@@ -1,0 +1,133 @@
+"""Chooses, step by step, which sequences compute how many tokens, and sees to it that they have blocks. Torch-free."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from infer.runtime.config import BLOCK_SIZE
+from infer.runtime.kvcache.block_pool import BlockPool
+from infer.runtime.kvcache.prefix import PrefixCache
+from infer.runtime.request import FinishReason, Sequence, SequenceStatus
+
+
+@dataclass(frozen=True)
+class SchedulerOutput:
+    """scheduled: (sequence, tokens to compute from num_computed on), each at least 1."""
+
+    scheduled: list[tuple[Sequence, int]]
+
+
+class Scheduler:
+    """First come, first served, under a token budget per step.
+
+    Sequences that decode come first (one token each), then prompts in order of arrival, the last of them cut to
+    the budget. When blocks run out, the youngest running sequence gives all of its back and waits to be recomputed; the
+    pool must hold one sequence of full context, so the oldest always gets on.
+    """
+
+    def __init__(
+        self, pool: BlockPool, prefix: PrefixCache | None, *, budget: int, max_sequences: int
+    ) -> None:
+        """budget: tokens per step, 0 for no bound."""
+        self._pool = pool
+        self._prefix = prefix
+        self._budget = budget
+        self._max_sequences = max_sequences
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    def add(self, seq: Sequence) -> None:
+        self.waiting.append(seq)
+
+    def schedule(self) -> SchedulerOutput:
+        """The next step's work; empty when nothing is left to do."""
+        scheduled: dict[int, tuple[Sequence, int]] = {}
+        left = self._budget or (1 << 62)
+        decoding = [s for s in self.running if len(s.token_ids) - s.num_computed == 1]
+        prefilling = [s for s in self.running if len(s.token_ids) - s.num_computed > 1]
+        for seq in decoding + prefilling:
+            if seq.status is not SequenceStatus.RUNNING or left < 1:
+                continue
+            count = min(left, len(seq.token_ids) - seq.num_computed)
+            if self._reserve(seq, count, scheduled):
+                scheduled[id(seq)] = (seq, count)
+                left -= count
+        while self.waiting and left > 0 and len(self.running) < self._max_sequences:
+            seq = self.waiting[0]
+            if not self._admit(seq):
+                break
+            count = min(left, len(seq.token_ids) - seq.num_computed)
+            self.waiting.popleft()
+            self.running.append(seq)
+            seq.status = SequenceStatus.RUNNING
+            if not self._reserve(seq, count, scheduled):
+                break
+            scheduled[id(seq)] = (seq, count)
+            left -= count
+        return SchedulerOutput(list(scheduled.values()))
+
+    def computed(self, seq: Sequence, count: int) -> None:
+        """Record that a step computed `count` more tokens; full blocks become findable."""
+        before, seq.num_computed = seq.num_computed, seq.num_computed + count
+        if self._prefix is None:
+            return
+        for index in range(before // BLOCK_SIZE, seq.num_computed // BLOCK_SIZE):
+            ids = seq.token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
+            parent = seq.block_table[index - 1] if index else None
+            self._prefix.insert(seq.block_table[index], parent, ids)
+
+    def finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """Take a sequence out, in whatever state it is; its full blocks stay findable until their room is needed."""
+        if seq.status is SequenceStatus.FINISHED:
+            return
+        self._give_back(seq)
+        if seq.status is SequenceStatus.RUNNING:
+            self.running.remove(seq)
+        else:
+            self.waiting.remove(seq)
+        seq.status = SequenceStatus.FINISHED
+        seq.finish_reason = reason
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Take what the prefix cache has; True when at least one block more can be had for it."""
+        if self._prefix is not None and not seq.block_table:
+            seq.block_table = self._prefix.match(seq.token_ids)
+            seq.num_computed = len(seq.block_table) * BLOCK_SIZE
+            if not seq.admitted:
+                seq.admitted, seq.num_cached = True, seq.num_computed
+        if self._pool.available < 1:
+            self._give_back(seq)
+            return False
+        return True
+
+    def _missing(self, seq: Sequence, count: int) -> int:
+        return -(-(seq.num_computed + count) // BLOCK_SIZE) - len(seq.block_table)
+
+    def _reserve(self, seq: Sequence, count: int, scheduled: dict[int, tuple[Sequence, int]]) -> bool:
+        """Blocks for `count` more tokens, at the cost of younger sequences; False when seq itself had to give way."""
+        while self._missing(seq, count) > self._pool.available:
+            victim = self.running[-1]
+            scheduled.pop(id(victim), None)
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        for _ in range(self._missing(seq, count)):
+            block = self._pool.allocate()
+            if block is None:
+                raise RuntimeError("the block pool gave less than it promised")
+            seq.block_table.append(block)
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._give_back(seq)
+        self.running.remove(seq)
+        seq.status = SequenceStatus.WAITING
+        self.waiting.appendleft(seq)
+
+    def _give_back(self, seq: Sequence) -> None:
+        # the last block first, so that of one chain the tail is evicted before the head
+        for block in reversed(seq.block_table):
+            self._pool.release(block, keep=self._prefix is not None and block in self._prefix)
+        seq.block_table = []
+        seq.num_computed = 0

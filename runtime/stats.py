@@ -1,0 +1,35 @@
+"""What a generation measured: the four steps of one inference, in seconds and tokens. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class GenerationStats:
+    """Times in seconds of wall clock; ttft_s runs from the first prompt token's arrival to the first answer token."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    load_s: float = 0.0
+    tokenize_s: float = 0.0
+    prefill_s: float = 0.0
+    ttft_s: float = 0.0
+    decode_s: float = 0.0
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds per decoded token after the first."""
+        return self.decode_s / (self.completion_tokens - 1) if self.completion_tokens > 1 else 0.0
+
+    def usage(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+
+    def timings(self) -> dict[str, float]:
+        names = ("load_s", "tokenize_s", "prefill_s", "ttft_s", "decode_s", "tpot_s")
+        return {name: round(float(getattr(self, name)), 6) for name in names}

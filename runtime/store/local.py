@@ -1,0 +1,143 @@
+"""What lies in the store's folder: listing, manifests, removal."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from infer.runtime.errors import ModelError, ModelNotFoundError, UsageError
+from infer.runtime.store import catalog as catalog_module
+from infer.runtime.store.catalog import CatalogEntry
+from infer.runtime.store.files import SHA256, write_atomically
+from infer.runtime.store.paths import DataDirs
+
+_MANIFEST_SUFFIX = ".json"
+_MANIFEST_BYTES = 1 << 16
+PARTIAL_NAME = ".partial"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Where a file of the store came from. pulled: UTC, ISO 8601."""
+
+    name: str
+    source: str
+    sha256: str
+    license: str
+    pulled: str
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model file of the store. name: the catalog's where it is one of its files, else the file name.
+
+    size in bytes, modified in seconds since 1970; source and license are empty where unknown.
+    """
+
+    name: str
+    path: Path
+    size: int
+    modified: float
+    source: str = ""
+    license: str = ""
+
+
+def manifest_path(file: Path) -> Path:
+    """The manifest lies next to its file."""
+    return file.with_name(file.name + _MANIFEST_SUFFIX)
+
+
+def write_manifest(file: Path, manifest: Manifest) -> None:
+    """Raises OSError."""
+    write_atomically(manifest_path(file), json.dumps(asdict(manifest), indent=2) + "\n")
+
+
+def read_manifest(file: Path) -> Manifest | None:
+    """None where there is none, or one that this version cannot make sense of."""
+    try:
+        with manifest_path(file).open("rb") as stream:
+            fields = json.loads(stream.read(_MANIFEST_BYTES))
+        manifest = Manifest(**fields)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    texts = all(isinstance(value, str) for value in asdict(manifest).values())
+    return manifest if texts and SHA256.fullmatch(manifest.sha256) else None
+
+
+def list_models(dirs: DataDirs, catalog: Sequence[CatalogEntry] | None = None) -> list[LocalModel]:
+    """The model files directly inside the store's folder, by name. A missing folder is an empty store."""
+    entries = {entry.file_name: entry for entry in (catalog_module.CATALOG if catalog is None else catalog)}
+    found = []
+    try:
+        paths = sorted(dirs.models.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ModelError(
+            f"{dirs.models}: the model store cannot be read: {error.strerror or error}"
+        ) from None
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            if not path.name.lower().endswith(".gguf") or not stat.S_ISREG(status.st_mode):
+                continue
+            manifest = read_manifest(path)
+            entry = entries.get(path.name)
+            if entry is not None and entry.size != status.st_size:
+                entry = None
+            found.append(
+                LocalModel(
+                    name=entry.name if entry else path.name,
+                    path=path,
+                    size=status.st_size,
+                    modified=status.st_mtime,
+                    source=manifest.source if manifest else "",
+                    license=entry.license if entry else manifest.license if manifest else "",
+                )
+            )
+    return found
+
+
+def stored_file(name: str, dirs: DataDirs, catalog: Sequence[CatalogEntry] | None = None) -> Path:
+    """Path a name has inside the store: a catalog name's file, or the file itself. It need not exist.
+
+    Raises UsageError for anything that is not a plain name, so that no path outside the store comes back.
+    """
+    entry = catalog_module.find(name, catalog)
+    if entry is not None:
+        return dirs.models / entry.file_name
+    separators = [separator for separator in ("/", "\\", os.sep, os.altsep, "\0") if separator]
+    if not name or name.startswith(".") or any(separator in name for separator in separators):
+        raise UsageError(f"{name!r} is not a name in the model store; `infer ls` lists them")
+    return dirs.models / name
+
+
+def remove(name: str, dirs: DataDirs, catalog: Sequence[CatalogEntry] | None = None) -> int:
+    """Delete a model of the store with its manifest and any interrupted download of it; returns bytes freed.
+
+    A link is removed, never what it points to. Raises UsageError for names that are paths, ModelNotFoundError
+    where there is nothing of that name, ModelError where it cannot be deleted or is being downloaded.
+    """
+    from infer.runtime.store.pull import remove_partial
+
+    path = stored_file(name, dirs, catalog)
+    entry = catalog_module.find(name, catalog)
+    try:
+        freed = remove_partial(entry, dirs) if entry is not None else 0
+        status = path.lstat() if path.name.lower().endswith(".gguf") and os.path.lexists(path) else None
+        if status is None:
+            if freed:
+                return freed
+            raise ModelNotFoundError(f"no model {name!r} in {dirs.models}; `infer ls` lists what is there")
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            raise ModelError(f"{path} is not a file; remove it by hand if it is not needed")
+        path.unlink()
+        manifest_path(path).unlink(missing_ok=True)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be removed: {error.strerror or error}") from None
+    return freed + status.st_size

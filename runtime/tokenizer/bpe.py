@@ -1,0 +1,222 @@
+"""Byte-level BPE: every text is bytes, every byte is one printable character, merges do the rest.
+
+Source: Radford et al. 2019 (GPT-2), section 2.2. Merging and the pre-tokenizers' regular expressions are the
+`tokenizers` library's; which tokens may match in a text at all is decided here, before it sees the text.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from infer.runtime.errors import TokenizerError
+from infer.runtime.tokenizer.base import Tokenizer
+from infer.runtime.tokenizer.literals import LiteralMatcher
+from infer.runtime.tokenizer.pretokenizers import FAMILIES, PRETOKENIZERS, PreTokenizer
+from infer.runtime.tokenizer.vocabulary import PREFIX, TokenType, Vocabulary, read_list, read_scalar
+
+if TYPE_CHECKING:
+    import tokenizers
+
+logger = logging.getLogger(__name__)
+
+_NONE: frozenset[int] = frozenset()
+
+# Characters given to the library at once. Its regular expression engine gives up, with a panic, after ten
+# million steps back inside one match, and every character of a run of blanks can cost one.
+MAX_PART = 2_000_000
+
+# Between a single line break and an ASCII letter no pre-tokenizer joins and no normalization looks across.
+_CUT = re.compile(r"(?<=\S)\n(?=[A-Za-z])")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+class BPETokenizer(Tokenizer):
+    """A vocabulary with merges.
+
+    Control and unknown tokens match a text only where special is True, those that the model's makers defined
+    (TokenType.USER_DEFINED) always, unused ones never. Bytes without a token are left out, with one warning.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], pre: PreTokenizer, name: str) -> None:
+        """name: of the pre-tokenizer, for `kind`. Raises TokenizerError for merges that do not fit."""
+        self.kind = f"bpe ({name})"
+        self.vocab_size = len(vocabulary.tokens)
+        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        self.add_bos = pre.add_bos if vocabulary.add_bos is None else vocabulary.add_bos
+        self.add_eos = bool(vocabulary.add_eos)
+        self.stop_ids = vocabulary.stop_ids
+        self.warnings = (*vocabulary.warnings, *self._missing_ends())
+
+        self._tokens, self._types = vocabulary.tokens, vocabulary.types
+        typed = vocabulary.ids_by_type()
+        self._control = typed.get(TokenType.CONTROL, _NONE) | typed.get(TokenType.UNKNOWN, _NONE)
+        self._silent = self._control | typed.get(TokenType.UNUSED, _NONE)
+        defined = {self._tokens[token_id]: token_id for token_id in typed.get(TokenType.USER_DEFINED, _NONE)}
+        self._special_ids = {self._tokens[token_id]: token_id for token_id in self._control} | defined
+        try:
+            self._always = LiteralMatcher(defined)
+            self._with_special = LiteralMatcher(self._special_ids)
+        except ValueError as error:
+            raise TokenizerError(f"{PREFIX}tokens: {error}; convert the model again") from error
+        silent = frozenset(self._tokens[token_id] for token_id in self._silent)
+        ordinary = dict(vocabulary.ids)
+        for token in silent:
+            del ordinary[token]
+        self._model = _build(ordinary, silent, merges, pre)
+        self._unencodable = bytes(
+            byte for character, byte in _bytes_of_characters().items() if character not in ordinary
+        )
+        self._warned = False
+
+    def _missing_ends(self) -> list[str]:
+        missing = []
+        if self.add_bos and self.bos_id is None:
+            missing.append(f"the file asks for a BOS token but has no {PREFIX}bos_token_id; none is added")
+        if self.add_eos and self.eos_id is None:
+            missing.append(f"the file asks for an EOS token but has no {PREFIX}eos_token_id; none is added")
+        return missing
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        matcher = self._with_special if special else self._always
+        if not matcher:
+            return self._encode_plain(text)
+        ids: list[int] = []
+        for part, literal in matcher.split(text):
+            if literal:
+                ids.append(self._special_ids[part])
+            else:
+                ids.extend(self._encode_plain(part))
+        return ids
+
+    def _encode_plain(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for part in _parts(text):
+            ids.extend(self._model.encode(part, add_special_tokens=False).ids)
+        if self._unencodable and not self._warned:
+            data = text.encode()
+            lost = len(data) - len(data.translate(None, self._unencodable))
+            if lost:
+                self._warned = True
+                logger.warning("%d bytes of the text have no token in this vocabulary and are left out", lost)
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        self._check(token_id)
+        if token_id in self._silent:
+            return b""
+        token = self._tokens[token_id]
+        if self._types[token_id] == TokenType.USER_DEFINED:
+            return token.encode()
+        table = _bytes_of_characters()
+        try:
+            return bytes([table[character] for character in token])
+        except KeyError:
+            return token.encode()
+
+    def piece(self, token_id: int) -> str:
+        self._check(token_id)
+        return self._tokens[token_id]
+
+    def is_control(self, token_id: int) -> bool:
+        return token_id in self._control
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+
+    def _check(self, token_id: int) -> None:
+        if not 0 <= token_id < self.vocab_size:
+            raise IndexError(f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens")
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The text in parts that can be encoded apart. Raises TokenizerError where it has none short enough."""
+    if not text.isascii() and (half := _SURROGATE.search(text)):
+        raise TokenizerError(
+            f"character {half.start()} of the text is half a surrogate pair, not possible in UTF-8; remove it"
+        )
+    start = 0
+    while len(text) - start > MAX_PART:
+        cut = _CUT.search(text, start + MAX_PART // 8, start + MAX_PART)
+        if cut is None:
+            raise TokenizerError(
+                f"the text has more than {MAX_PART * 7 // 8} characters without a line break; break its lines"
+            )
+        yield text[start : cut.end()]
+        start = cut.end()
+    if text:
+        yield text[start:]
+
+
+def load_bpe(metadata: Mapping[str, object], vocabulary: Vocabulary, pre: str | None = None) -> BPETokenizer:
+    """The tokenizer of a GGUF file with byte-level BPE. pre overrides the file's `tokenizer.ggml.pre`.
+
+    Raises TokenizerError for a pre-tokenizer this version does not know and for merges that do not fit.
+    """
+    merges = read_list(metadata, PREFIX + "merges", str)
+    if merges is None:
+        raise TokenizerError(f"{PREFIX}merges is missing: the file holds half a tokenizer; convert it again")
+    name = pre or read_scalar(metadata, PREFIX + "pre", str)
+    warnings: tuple[str, ...] = ()
+    if not name:
+        name = "gpt-2"
+        warnings = (
+            f"{PREFIX}pre is missing: {name!r} is used, answers may be worse; name another with --pre",
+        )
+    family = PRETOKENIZERS.get(name)
+    if family is None:
+        raise TokenizerError(
+            f"pre-tokenizer {name[:60]!r} is not known to this version; choose one with --pre NAME: "
+            + ", ".join(FAMILIES)
+        )
+    tokenizer = BPETokenizer(vocabulary, merges, family, name)
+    tokenizer.warnings += warnings
+    return tokenizer
+
+
+def _build(
+    vocabulary: dict[str, int], silent: frozenset[str], merges: Sequence[str], pre: PreTokenizer
+) -> tokenizers.Tokenizer:
+    import tokenizers
+    from tokenizers import models
+
+    pairs = [(left, right) for left, _, right in [merge.partition(" ") for merge in merges]]
+    pieces = chain(chain.from_iterable(pairs), map("".join, pairs))
+    if not all(map(vocabulary.__contains__, pieces)):
+        # The rare cases: raw spaces inside pieces, and merges that lead to control tokens, which no text
+        # becomes. The library panics for some of them.
+        pairs = [_split_merge(merge, vocabulary, silent) for merge in merges]
+        pairs = [pair for pair in pairs if silent.isdisjoint((*pair, "".join(pair)))]
+        for pair in pairs:
+            if "".join(pair) not in vocabulary:
+                raise TokenizerError(
+                    f"{PREFIX}merges: {' '.join(pair)[:60]!r} makes no token; convert the model again"
+                )
+    model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre.ignore_merges)
+    built = tokenizers.Tokenizer(model)
+    pre.install(built)
+    return built
+
+
+def _split_merge(merge: str, vocabulary: Mapping[str, int], silent: frozenset[str]) -> tuple[str, str]:
+    """The two pieces of a merge, cut at the first space that leaves two tokens."""
+    for position, character in enumerate(merge):
+        left, right = merge[:position], merge[position + 1 :]
+        if character == " " and all(piece in vocabulary or piece in silent for piece in (left, right)):
+            return left, right
+    raise TokenizerError(f"{PREFIX}merges: {merge[:60]!r} is not two tokens; convert the model again")
+
+
+@cache
+def _bytes_of_characters() -> Mapping[str, int]:
+    """GPT-2's 256 printable characters: bytes that are printable in Latin-1 stand for themselves, the other
+    68 for U+0100 and following, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + rank): byte for rank, byte in enumerate(others)
+    }

@@ -1,0 +1,38 @@
+"""The tokenizer of a model file, by `tokenizer.ggml.model`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from infer.runtime.errors import TokenizerError
+from infer.runtime.tokenizer.base import Tokenizer
+from infer.runtime.tokenizer.vocabulary import PREFIX, Vocabulary, read_scalar, read_vocabulary
+
+Loader = Callable[[Mapping[str, object], Vocabulary, "str | None"], Tokenizer]
+
+
+def _bpe(metadata: Mapping[str, object], vocabulary: Vocabulary, pre: str | None) -> Tokenizer:
+    from infer.runtime.tokenizer.bpe import load_bpe
+
+    return load_bpe(metadata, vocabulary, pre)
+
+
+_LOADERS: Mapping[str, Loader] = {"gpt2": _bpe}
+
+
+def load_tokenizer(metadata: Mapping[str, object], *, pre: str | None = None) -> Tokenizer:
+    """The tokenizer that a GGUF file's metadata describes.
+
+    pre: a pre-tokenizer name in place of the file's (`--pre`). Raises TokenizerError where the kind is not
+    supported, the vocabulary contradicts itself, or the pre-tokenizer is unknown.
+    """
+    kind = read_scalar(metadata, PREFIX + "model", str)
+    if kind is None:
+        raise TokenizerError(f"{PREFIX}model is missing: the file holds no tokenizer; use another file")
+    loader = _LOADERS.get(kind)
+    if loader is None:
+        raise TokenizerError(
+            f"tokenizer kind {kind[:60]!r} is not supported by this version, which reads: "
+            + ", ".join(_LOADERS)
+        )
+    return loader(metadata, read_vocabulary(metadata), pre)

@@ -1,0 +1,79 @@
+"""Fixtures every test may use: tiny random models, the real default model, and the GPU gate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MODEL_VARIABLE = "INFER_TEST_MODEL"
+OFFLINE_VARIABLE = "INFER_OFFLINE_TESTS"
+TEST_MODEL = "smollm2-135m-instruct"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked gpu on a machine without CUDA; torch is imported only if there are any."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tiny_llama(path=None, **options)` writes a tiny random GGUF model and returns its path.
+
+    The options are those of `tiny_models.TinyOptions`. Without a path, equal options give one shared file:
+    read it, never write to it.
+    """
+    from tiny_models import TinyOptions, write_tiny
+
+    folder = tmp_path_factory.mktemp("tiny")
+    written: dict[str, Path] = {}
+
+    def make_tiny(path: Path | None = None, **options: Any) -> Path:
+        resolved = TinyOptions(**options)
+        if path is not None:
+            return write_tiny(path, resolved)
+        if resolved.add:  # arrays have no faithful repr to look a file up by
+            return write_tiny(folder / f"added-{len(list(folder.iterdir()))}.gguf", resolved)
+        if repr(resolved) not in written:
+            written[repr(resolved)] = write_tiny(folder / f"{resolved.arch}-{len(written)}.gguf", resolved)
+        return written[repr(resolved)]
+
+    return make_tiny
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The real SmolLM2-135M-Instruct file: the one INFER_TEST_MODEL names, else the store's (pulled once).
+
+    With INFER_OFFLINE_TESTS=1 nothing is pulled, and the tests that need a missing file are skipped.
+    """
+    given = os.environ.get(MODEL_VARIABLE)
+    if given:
+        path = Path(given)
+        if not path.is_file():
+            pytest.fail(f"{MODEL_VARIABLE} names {given}, which is not a file")
+        return path
+    from infer.runtime.errors import InferError
+    from infer.runtime.store.paths import DataDirs
+    from infer.runtime.store.pull import PullOptions, ensure_local
+    from infer.runtime.store.resolve import resolve
+
+    home = os.environ.get("INFER_HOME")
+    dirs = DataDirs.from_home(Path(home) if home else None)
+    offline = os.environ.get(OFFLINE_VARIABLE) == "1"
+    try:
+        return ensure_local(resolve(TEST_MODEL, dirs), dirs, PullOptions(offline=offline))
+    except InferError as error:
+        if offline:
+            pytest.skip(f"{OFFLINE_VARIABLE}=1 and no copy of {TEST_MODEL}: {error}")
+        pytest.fail(f"{error}; or set {MODEL_VARIABLE} to the file, or {OFFLINE_VARIABLE}=1 to go without it")
