@@ -88,7 +88,7 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     path: Path | None = None,
 ) -> T:
-    """The options in force. `given` holds the flags, None (or an empty list) where one was not given.
+    """The options in force. `given` holds the flags; None, False or an empty list: it was not given.
 
     Raises UsageError for a variable or key with a value of the wrong type, for an unknown key in the config
     file and for a file that is not TOML.
@@ -100,7 +100,7 @@ def resolve(
     origins: dict[str, str] = {}
     for name, setting in settings(group).items():
         flag_value = given.get(name)
-        if flag_value is not None and flag_value not in ([], ()):
+        if flag_value is not None and flag_value is not False and flag_value not in ([], ()):
             values[name] = list(flag_value) if isinstance(flag_value, (list, tuple)) else flag_value
             origins[name] = flag(name)
         elif environ.get(variable(name)):

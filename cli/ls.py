@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from infer.cli import render
 from infer.cli.config import data_dirs
 from infer.cli.options import JsonOptions, takes
+from infer.runtime.store.files import human_size
 from infer.runtime.store.paths import DataDirs
 
 HELP = "List models: the catalog, whether they are downloaded, and other files in the store."
@@ -37,21 +39,23 @@ def ls(options: JsonOptions) -> None:
     if options.json:
         render.emit(json.dumps({"store": str(dirs.models), "models": [asdict(row) for row in rows]}))
         return
-    from rich.table import Table
-    from rich.text import Text
+    for line in _table(rows):
+        render.emit(line)
 
-    from infer.runtime.store.files import human_size
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("NAME", "SIZE", "TYPE", "HERE", "ABOUT"):
-        table.add_column(title, justify="right" if title == "SIZE" else "left", overflow="fold")
+def _table(rows: Sequence[_Row]) -> list[str]:
+    """Aligned columns by hand: importing rich for a table adds 0.08 s to the 0.26 s of this command."""
+    lines = [("NAME", "SIZE", "TYPE", "HERE", "ABOUT")]
     for row in rows:
         partial = f"{100 * row.partial_bytes // row.size} %" if row.partial_bytes else "-"
-        here = "yes" if row.pulled else partial
         about = row.description + (" (default)" if row.default else "")
-        cells = (row.name, human_size(row.size), row.quantization or "", here, about)
-        table.add_row(*(Text(render.one_line(cell)) for cell in cells))
-    render.console().print(table)
+        here = "yes" if row.pulled else partial
+        lines.append((render.one_line(row.name), human_size(row.size), row.quantization or "", here, about))
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    return [
+        f"{name:<{widths[0]}}  {size:>{widths[1]}}  {kind:<{widths[2]}}  {here:<{widths[3]}}  {about}"
+        for name, size, kind, here, about in lines
+    ]
 
 
 def _rows(dirs: DataDirs) -> list[_Row]:

@@ -14,9 +14,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from infer.cli import ls, pull, rm, run, show, tokenize
 from infer.cli.output import ReaderGone
@@ -27,18 +28,39 @@ from infer.runtime.errors import InferError
 DISTRIBUTION = "infer-local"
 DEBUG = "INFER_DEBUG"
 
+
+class _Switches:
+    """typer imports pydantic (0.15 s) to convert the None of its switches, such as --help: make it False."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in params:
+            if getattr(parameter, "is_flag", False) and parameter.default is None:
+                parameter.default = False
+        return params
+
+
+class _Command(_Switches, typer.core.TyperCommand):
+    """A command of `infer`."""
+
+
+class _Group(_Switches, typer.core.TyperGroup):
+    """`infer` itself."""
+
+
 app = typer.Typer(
+    cls=_Group,
     name="infer",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(run.run)
-app.command("tokenize")(tokenize.tokenize)
-app.command("pull", help=pull.HELP)(pull.pull)
-app.command("ls", help=ls.HELP)(ls.ls)
-app.command("show", help=show.HELP)(show.show)
-app.command("rm", help=rm.HELP)(rm.rm)
+app.command("run", cls=_Command)(run.run)
+app.command("tokenize", cls=_Command)(tokenize.tokenize)
+app.command("pull", cls=_Command, help=pull.HELP)(pull.pull)
+app.command("ls", cls=_Command, help=ls.HELP)(ls.ls)
+app.command("show", cls=_Command, help=show.HELP)(show.show)
+app.command("rm", cls=_Command, help=rm.HELP)(rm.rm)
 
 
 def _print_version(wanted: bool) -> None:

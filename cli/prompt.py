@@ -61,7 +61,7 @@ def answer_room(max_tokens: int | None, context: int) -> int:
 
 
 def fit(encoder: PromptEncoder, text: str, context: int, *, side: str | None, room: int = 1) -> Fitted:
-    """The prompt's ids, at most `context` of them; with a side to cut, at most `context - room`.
+    """The prompt's ids, at most `context` of them; with a side to cut, at most `context - room` if possible.
 
     Cut is the user's text, at its beginning (head) or end (tail): a chat's template and system message stay.
     Raises ContextLengthError with both numbers when the prompt is too long and may not be, or cannot be, cut.
@@ -78,8 +78,10 @@ def fit(encoder: PromptEncoder, text: str, context: int, *, side: str | None, ro
     kept = (
         cut_raw(encoder, ids, limit, side)
         if encoder.template is None
-        else _cut_chat(encoder, text, limit, side)
+        else _cut_chat(encoder, text, tokens - limit, limit, side)
     )
+    if kept is None and tokens <= context:
+        return Fitted(ids, tokens)
     if kept is None:
         fixed = len(encoder.encode(""))
         raise ContextLengthError(
@@ -99,11 +101,10 @@ def cut_raw(encoder: PromptEncoder, ids: list[int], limit: int, side: str) -> li
     return front + (body[-keep:] if side == HEAD else body[:keep])
 
 
-def _cut_chat(encoder: PromptEncoder, text: str, limit: int, side: str) -> list[int] | None:
-    """Cut tokens off the text and render again until it fits: tokens at the seam differ, so counts may."""
+def _cut_chat(encoder: PromptEncoder, text: str, excess: int, limit: int, side: str) -> list[int] | None:
+    """Cut `excess` tokens off the text and render again, until it fits: a new seam may add some."""
     tokenizer = encoder.tokenizer
     pieces = [tokenizer.token_bytes(token) for token in tokenizer.encode(text)]
-    excess = len(encoder.encode(text)) - limit
     while pieces and excess > 0:
         pieces = pieces[excess:] if side == HEAD else pieces[: max(0, len(pieces) - excess)]
         # A cut inside a character leaves a part of it, which is dropped with the rest.

@@ -102,7 +102,9 @@ def logging_to(notes: Notes) -> Iterator[None]:
 
     handler = _NotesHandler(notes)
     logger = logging.getLogger("infer")
+    level = logger.level
     logger.addHandler(handler)
+    logger.setLevel(handler.level)
     try:
         with warnings.catch_warnings():
             if notes.verbose:
@@ -114,3 +116,4 @@ def logging_to(notes: Notes) -> Iterator[None]:
             yield
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Mapping
@@ -85,7 +84,7 @@ def _file_facts(source: ModelSource, dirs: DataDirs) -> dict[str, Any]:
     from infer.runtime.checkpoint.open import open_checkpoint
     from infer.runtime.store.fingerprint import fingerprint
     from infer.runtime.store.hub import HubModel
-    from infer.runtime.store.local import read_manifest
+    from infer.runtime.store.manifest import read_manifest
     from infer.runtime.store.pull import PullOptions, ensure_local
     from infer.runtime.store.resolve import CatalogModel
     from infer.runtime.store.summary import summarize
@@ -133,18 +132,16 @@ _FROM_FILE_ONLY = (
 )
 
 
-def _is_supported(architecture: str | None) -> bool | None:
-    """Whether this version can run models of the architecture; None where the registry is not installed."""
-    try:
-        registry = importlib.import_module("infer.runtime.models.registry")
-    except ModuleNotFoundError:
-        return None
-    return architecture in registry.ARCHITECTURES
+def _is_supported(architecture: str | None) -> bool:
+    """Whether this version can run models of the architecture."""
+    from infer.runtime.models.registry import ARCHITECTURES
+
+    return architecture in ARCHITECTURES
 
 
 def _lines(facts: Mapping[str, Any]) -> list[str]:
     """The facts as `label  value` lines; what is unknown is left out."""
-    supported = " (this version cannot run it)" if facts["supported"] is False else ""
+    supported = "" if facts["supported"] else " (this version cannot run it)"
     rows: list[tuple[str, str | None]] = [
         ("name", facts["name"]),
         ("architecture", f"{facts['architecture'] or 'not given'}{supported}"),

@@ -92,14 +92,14 @@ class QuantizedTensor:
         """Rows `ids` (int64 [M]), copied."""
         return self._map(lambda t: t[ids])
 
-    def to(self, device: torch.device) -> QuantizedTensor:
-        return self._map(lambda t: t.to(device))
+    def empty_like(self, rows: int, device: torch.device) -> QuantizedTensor:
+        """Uninitialized storage of the same format for another number of rows."""
+        return self._map(lambda t: torch.empty((rows, *t.shape[1:]), dtype=t.dtype, device=device))
 
-    @staticmethod
-    def concatenate(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
-        """The rows of all parts, which must be of one format."""
-        pending = [iter(part._tensors()) for part in parts]
-        return parts[0]._map(lambda _: torch.cat([next(tensors) for tensors in pending]))
+    def copy_(self, source: QuantizedTensor) -> None:
+        """Overwrite with a tensor of the same format and shape."""
+        for mine, theirs in zip(self._tensors(), source._tensors(), strict=True):
+            mine.copy_(theirs)
 
     def _tensors(self) -> list[torch.Tensor]:
         parts = (self.codes, self.scales, self.mins, self.super_scales, self.super_mins)

@@ -15,7 +15,8 @@ class EngineConfig:
     ctx: tokens of context, None for the model's own. kv_type: "auto" (f16 on CPU, bf16 on CUDA), "f16", "bf16", "f32".
     prefill_chunk: most prompt tokens computed in one step, 0 for all at once. quant: "int8" or "int4" to
     quantize float weights on load. kernel: "auto", "torch" (fast, inexact) or "reference" (slow, exact).
-    prefix_cache: reuse KV blocks of earlier prompts in this process.
+    prefix_cache: reuse KV blocks of earlier prompts in this process. kv_blocks: blocks of 64 positions to hold, None for
+    one sequence of full context.
     """
 
     device: str = "auto"
@@ -27,6 +28,7 @@ class EngineConfig:
     kernel: str = "auto"
     prefix_cache: bool = True
     max_sequences: int = 64
+    kv_blocks: int | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field and what it accepts."""
@@ -36,6 +38,7 @@ class EngineConfig:
             ("kv_type", self.kv_type in ("auto", "f16", "bf16", "f32"), "auto, f16, bf16 or f32"),
             ("prefill_chunk", self.prefill_chunk >= 0, "0 (all at once) or more"),
             ("quant", self.quant in (None, "int8", "int4"), "int8 or int4"),
+            ("kv_blocks", self.kv_blocks is None or self.kv_blocks >= 1, "at least 1"),
             ("max_sequences", 1 <= self.max_sequences <= 4096, "between 1 and 4096"),
         )
         for name, ok, expected in checks:

@@ -31,8 +31,8 @@ from infer.runtime.models.torch_ops import TorchOps
 from infer.runtime.scheduler import Scheduler
 from infer.runtime.store.fingerprint import fingerprint
 from infer.runtime.tokenizer.base import Tokenizer
-from infer.runtime.tokenizer.chat_template import ChatTemplate, resolve_template
-from infer.runtime.tokenizer.load import load_tokenizer
+from infer.runtime.tokenizer.chat_template import ChatTemplate
+from infer.runtime.tokenizer.load import load_chat_template, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +87,14 @@ def load_model(
     started = time.perf_counter()
     with open_checkpoint(path) as checkpoint:
         tokenizer = load_tokenizer(checkpoint.metadata, pre=pre)
-        template = resolve_template(checkpoint.metadata, chat_template)
+        template = load_chat_template(checkpoint.metadata, tokenizer, chat_template)
         family, model_config = resolve_model(checkpoint)
         device = resolve_device(config.device)
         threads = config.threads or available_cores()
         torch.set_num_threads(threads)
         kernel = _create_kernel(config, device, threads)
         ctx, warnings = _context(config, model_config)
+        kv_type, blocks = _plan_cache(config, model_config, ctx, device)
         loader = WeightLoader(checkpoint, kernel, config, on_progress or (lambda done, total: None))
         try:
             model = family(model_config, loader, ctx)
@@ -102,7 +103,7 @@ def load_model(
                 f"{path}: the weights do not fit the memory of {device}; use --device cpu"
             ) from None
         loader.finish()
-        engine, exact = _build_engine(model, kernel, config, model_config, ctx, device)
+        engine, exact = _build_engine(model, kernel, config, PagedKVCache(model_config, blocks, kv_type, device), ctx)
         quantization = quantization_mix(checkpoint)
         defaults = _sampling_defaults(checkpoint.metadata)
     if tokenizer.vocab_size != model_config.vocab_size:
@@ -156,26 +157,32 @@ def _context(config: EngineConfig, model: ModelConfig) -> tuple[int, tuple[str, 
     )
 
 
-def _build_engine(
-    model: Model, kernel: WeightKernel, config: EngineConfig, shape: ModelConfig, ctx: int, device: torch.device
-) -> tuple[Engine, bool]:  # fmt: skip
-    attention = create_attention("reference" if kernel.exact else "torch")
+def _plan_cache(config: EngineConfig, shape: ModelConfig, ctx: int, device: torch.device) -> tuple[str, int]:
+    """KV type and number of blocks. Raises UsageError when they cannot hold one context or do not fit the memory."""
     kv_type = config.kv_type if config.kv_type != "auto" else "f16" if device.type == "cpu" else "bf16"
-    blocks = -(-ctx // BLOCK_SIZE) + 1
-    element = 4 if kv_type == "f32" else 2
-    needed = blocks * BLOCK_SIZE * shape.kv_bytes_per_token(element)
-    if needed > available_memory(device):
+    blocks = config.kv_blocks or -(-ctx // BLOCK_SIZE)
+    if blocks * BLOCK_SIZE < ctx:
+        raise UsageError(f"{blocks} KV blocks hold {blocks * BLOCK_SIZE} tokens, less than a context of {ctx}")
+    needed = blocks * BLOCK_SIZE * shape.kv_bytes_per_token(4 if kv_type == "f32" else 2)
+    free = available_memory(device)
+    if needed > free:
         raise UsageError(
             f"a context of {ctx} tokens needs {needed / 1e9:.1f} GB for keys and values, "
-            f"{available_memory(device) / 1e9:.1f} GB are free on {device}; use a smaller --ctx"
+            f"{free / 1e9:.1f} GB are free on {device}; use a smaller --ctx"
         )
-    cache = PagedKVCache(shape, blocks, kv_type, device)
-    pool = BlockPool(blocks)
+    return kv_type, blocks
+
+
+def _build_engine(
+    model: Model, kernel: WeightKernel, config: EngineConfig, cache: PagedKVCache, ctx: int
+) -> tuple[Engine, bool]:
+    attention = create_attention("reference" if kernel.exact else "torch")
+    pool = BlockPool(cache.blocks)
     prefix = PrefixCache(pool) if config.prefix_cache else None
-    budget = config.prefill_chunk
-    scheduler = Scheduler(pool, prefix, budget=budget, max_sequences=config.max_sequences)
-    runner = ModelRunner(model, TorchOps(kernel, attention, cache), cache, device)
-    return Engine(runner, scheduler, ctx=ctx, vocab_size=shape.vocab_size), kernel.exact and attention.exact
+    scheduler = Scheduler(pool, prefix, budget=config.prefill_chunk, max_sequences=config.max_sequences)
+    runner = ModelRunner(model, TorchOps(kernel, attention, cache), cache, kernel.device)
+    engine = Engine(runner, scheduler, ctx=ctx, vocab_size=model.config.vocab_size)
+    return engine, kernel.exact and attention.exact
 
 
 def _sampling_defaults(metadata: Mapping[str, object]) -> dict[str, float | int]:

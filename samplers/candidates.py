@@ -60,7 +60,7 @@ class Candidates:
     """The first count[g] ≥ 1 tokens of each row g remain.
 
     uncut: nothing was filtered yet, so every token that is not banned remains, loaded or not.
-    complete: bool [G], every token that remains is loaded.
+    complete: bool [G], every token that remains is loaded; always true once something was filtered.
     short: bool [G], the answer needs tokens that are not loaded: start again with more of them.
     """
 
@@ -75,7 +75,7 @@ class Candidates:
         """The `width` leading tokens of `rows`. A count is 0 when every token of its row is banned."""
         ids, logits = source.leading(rows, width)
         loaded = ids.shape[1]
-        count = np.count_nonzero(logits > -np.inf, axis=1)
+        count = (logits > -np.inf).sum(axis=1)
         return cls(
             Ranking(source, rows, ids, logits.astype(np.float64), np.ones(len(rows))),
             count,
@@ -98,13 +98,11 @@ class Candidates:
 
     def cut(self, count: IntArray) -> Candidates:
         """Keep the first count[g] ≥ 1; a count above what is loaded asks for the tokens behind, if any."""
-        return replace(
-            self,
-            count=np.minimum(count, self.count),
-            uncut=False,
-            complete=np.ones_like(self.complete),
-            short=self.short | ~self.complete & (count > self.count),
-        )
+        kept = np.minimum(count, self.count)
+        if not self.uncut:
+            return Candidates(self.ranking, kept, False, self.complete, self.short)
+        short = self.short | ~self.complete & (count > self.count)
+        return Candidates(self.ranking, kept, False, np.ones_like(self.complete), short)
 
     def keep(self, kept: BoolArray) -> Candidates:
         """Keep the tokens in `kept` (bool [G, C]), at least one a row. Needs every remaining token loaded."""
@@ -119,7 +117,7 @@ class Candidates:
         return replace(
             self,
             ranking=ranking,
-            count=np.count_nonzero(kept, axis=1),
+            count=kept.sum(axis=1),
             uncut=False,
             complete=np.ones_like(self.complete),
             short=self.short | ~self.complete,

@@ -278,9 +278,8 @@ def _candidates(source: LogitRows, rows: Sequence[SampleRow], members: list[int]
 
 
 def _require_token(candidates: Candidates, members: list[int]) -> None:
-    empty = np.flatnonzero(candidates.count == 0)
-    if len(empty):
-        raise NoTokenLeftError(members[empty[0]])
+    if not candidates.count.all():
+        raise NoTokenLeftError(members[int(candidates.count.argmin())])
 
 
 def _edit_candidates(candidates: Candidates, edits: Sequence[LogitEdit | None]) -> Candidates:
@@ -308,7 +307,7 @@ def _edit_candidates(candidates: Candidates, edits: Sequence[LogitEdit | None]) 
     return replace(
         candidates,
         ranking=Ranking(ranking.source, ranking.rows, ids, logits, np.ones(len(edits))),
-        count=np.count_nonzero(logits > -np.inf, axis=1),
+        count=(logits > -np.inf).sum(axis=1),
         uncut=False,
         complete=np.ones_like(candidates.complete),
         short=candidates.short | ~candidates.complete,

@@ -42,7 +42,7 @@ def draw(candidates: Candidates, uniforms: FloatArray) -> tuple[IntArray, BoolAr
     target = (uniforms * candidates.mass)[:, None]
     # Rounding may put the target on or, uncut, above the last sum: take the last token that added to it.
     final = cumulative[rows, candidates.count - 1][:, None]
-    index = np.count_nonzero(cumulative <= target, axis=1)
-    last = np.count_nonzero(cumulative < final, axis=1)
+    index = (cumulative <= target).sum(axis=1)
+    last = (cumulative < final).sum(axis=1)
     short = candidates.short | ~candidates.complete & (index >= candidates.count)
     return candidates.ranking.ids[rows, np.minimum(index, last)], short

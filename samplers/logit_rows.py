@@ -52,13 +52,16 @@ class LogitRows(Protocol):
 
 
 def logit_rows(logits: torch.Tensor) -> LogitRows:
-    """View logits (float32 [S, V]) where they are. Raises ValueError for another shape or type."""
+    """View logits (float32 [S, V]) where they are, or, on a device that may lack float64, a copy on the host.
+
+    Raises ValueError for another shape or type.
+    """
     if logits.ndim != 2 or logits.dtype != torch.float32 or logits.shape[1] == 0:
         raise ValueError(
             f"logits must be float32 [rows, vocabulary], not {logits.dtype} {list(logits.shape)}"
         )
     logits = logits.detach().contiguous()
-    return HostRows(list(logits.numpy())) if logits.device.type == "cpu" else DeviceRows(logits)
+    return DeviceRows(logits) if logits.device.type == "cuda" else HostRows(list(logits.cpu().numpy()))
 
 
 class HostRows:

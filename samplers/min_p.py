@@ -5,14 +5,12 @@ Keep the tokens whose probability is at least min_p times that of the most proba
 
 from __future__ import annotations
 
-import numpy as np
-
 from infer.samplers.candidates import Candidates
 from infer.samplers.ranking import FloatArray
 
 
 def min_p(candidates: Candidates, values: FloatArray) -> Candidates:
     """Keep weights of at least values[g] (0 to 1) in row g; the first token's weight is 1."""
-    passing = np.count_nonzero(candidates.ranking.weights >= values[:, None], axis=1)
+    passing = (candidates.ranking.weights >= values[:, None]).sum(axis=1)
     # When all that is loaded passes, the next token may pass as well: ask for it.
     return candidates.cut(passing + (passing >= candidates.count))

@@ -6,8 +6,6 @@ probabilities are those among the tokens that earlier filters left.
 
 from __future__ import annotations
 
-import numpy as np
-
 from infer.samplers.candidates import Candidates
 from infer.samplers.ranking import FloatArray
 
@@ -15,4 +13,4 @@ from infer.samplers.ranking import FloatArray
 def top_p(candidates: Candidates, values: FloatArray) -> Candidates:
     """Keep a mass of values[g] (0 to 1) in row g."""
     below = candidates.ranking.cumulative < (values * candidates.mass)[:, None]
-    return candidates.cut(np.count_nonzero(below, axis=1) + 1)
+    return candidates.cut(below.sum(axis=1) + 1)

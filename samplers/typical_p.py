@@ -22,7 +22,7 @@ def typical_p(candidates: Candidates, values: FloatArray) -> Candidates:
     entropy = terms.cumsum(axis=1)[:, -1:]  # a running sum: trailing zeros change nothing
     order = np.argsort(np.abs(information - entropy), axis=1, kind="stable")
     reached = np.take_along_axis(probability, order, axis=1).cumsum(axis=1)
-    size = np.count_nonzero(reached < values[:, None], axis=1)
+    size = (reached < values[:, None]).sum(axis=1)
     kept = np.zeros_like(present)
     np.put_along_axis(kept, order, np.arange(order.shape[1]) <= size[:, None], axis=1)
     return candidates.keep(kept)

@@ -127,11 +127,13 @@ def test_all_sampling_flags_arrive(tmp_path: Path) -> None:
         "presence_penalty": 0.7, "frequency_penalty": 0.8, "logit_bias": ["5=-1.5", "7+2", "8-inf"],
         "max_tokens": 9, "stop": ["a", "\\n"], "ignore_eos": True, "samplers": "top_k, temperature",
     }  # fmt: skip
-    assert sampling_params(resolve(tmp_path, flags=flags), {}, seed=2**64 - 1, logprobs=3) == SamplingParams(
-        temperature=0.1, top_k=2, top_p=0.3, min_p=0.4, typical_p=0.5, repeat_penalty=1.6, presence_penalty=0.7,
-        frequency_penalty=0.8, logit_bias={5: -1.5, 7: 2.0, 8: float("-inf")}, seed=2**64 - 1, max_tokens=9,
-        stop=("a", "\\n"), ignore_eos=True, order=("top_k", "temperature"), logprobs=3,
+    expected = SamplingParams(
+        temperature=0.1, top_k=2, top_p=0.3, min_p=0.4, typical_p=0.5, repeat_penalty=1.6,
+        presence_penalty=0.7, frequency_penalty=0.8, logit_bias={5: -1.5, 7: 2.0, 8: float("-inf")},
+        seed=2**64 - 1, max_tokens=9, stop=("a", "\\n"), ignore_eos=True, order=("top_k", "temperature"),
+        logprobs=3,
     )  # fmt: skip
+    assert sampling_params(resolve(tmp_path, flags=flags), {}, seed=2**64 - 1, logprobs=3) == expected
 
 
 @pytest.mark.parametrize(
@@ -154,9 +156,9 @@ def test_values_out_of_range_name_the_flag(tmp_path: Path, flags: dict[str, obje
 
 
 def test_values_out_of_range_name_the_variable(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="^INFER_TEMP must be"):
+    with pytest.raises(UsageError, match=r"^INFER_TEMP must be"):
         sampling_params(resolve(tmp_path, env={"INFER_TEMP": "-1"}), {}, seed=0)
-    with pytest.raises(UsageError, match="^INFER_KV_TYPE must be auto, f16"):
+    with pytest.raises(UsageError, match=r"^INFER_KV_TYPE must be auto, f16"):
         engine_config(resolve(tmp_path, env={"INFER_KV_TYPE": "q8"}))
     with pytest.raises(ModelError, match="the model's own sampling defaults"):
         sampling_params(resolve(tmp_path), {"top_p": 7}, seed=0)

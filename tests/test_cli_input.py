@@ -1,4 +1,4 @@
-"""The prompt from files, stdin and the argument: order, joining, and the policy for bytes that are no plain text."""
+"""The prompt from files, stdin and the argument: order, joining, and bytes that are no plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program as a shell sees it: pipes that close, full disks, signals, terminals, a stdin that stays silent."""
+"""The program as a shell sees it: pipes that close, full disks, signals, terminals, a silent stdin."""
 
 from __future__ import annotations
 

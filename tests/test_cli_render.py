@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import unicodedata
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ def harmful(text: str) -> set[str]:
 def test_any_cut_gives_the_same_text(text: str, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     terminal = TerminalText()
-    shown = "".join(terminal.push(text[a:b]) for a, b in zip(edges, edges[1:], strict=False))
+    shown = "".join(terminal.push(text[a:b]) for a, b in pairwise(edges))
     assert shown + terminal.finish() == sanitize(text)
 
 

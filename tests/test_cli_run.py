@@ -173,8 +173,8 @@ def test_stats_are_lines_on_stderr(run: Run) -> None:
     assert result.out == "Hello there."
     names = [line.split(":")[0] for line in result.err.splitlines()]
     assert names == [
-        "model", "prompt", "answer", "finish", "load", "tokenize", "prefill", "first token", "decode", "device",
-        "seed",
+        "model", "prompt", "answer", "finish", "load", "tokenize", "prefill", "first token", "decode",
+        "device", "seed",
     ]  # fmt: skip
     assert "3 tokens, 3 cached" in result.err
     assert "exact: true" in result.err

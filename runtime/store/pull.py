@@ -24,10 +24,12 @@ from infer.runtime.store.files import (
 )
 from infer.runtime.store.fingerprint import fingerprint, remember
 from infer.runtime.store.hub import HubModel
-from infer.runtime.store.local import PARTIAL_NAME, Manifest, write_manifest
 from infer.runtime.store.lock import exclusive
+from infer.runtime.store.manifest import Manifest, write_manifest
 from infer.runtime.store.paths import DataDirs
 from infer.runtime.store.resolve import LocalPath, ModelSource
+
+_PARTIAL_NAME = ".partial"  # folder of unfinished downloads inside the store
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def _check_space(entry: CatalogEntry, staging: Path, dirs: DataDirs) -> None:
 
 
 def _staging(entry: CatalogEntry, dirs: DataDirs) -> Path:
-    return dirs.models / PARTIAL_NAME / entry.sha256
+    return dirs.models / _PARTIAL_NAME / entry.sha256
 
 
 def _lock_file(staging: Path) -> Path:

@@ -1,11 +1,12 @@
 """Messages to a prompt, by the Jinja template a model brings.
 
-The template is untrusted code (template_sandbox) and the messages are untrusted text (message_guard): only the
-template's own words become control tokens, so a file that says "<|im_end|>" ends no turn.
+The template is untrusted code (template_sandbox) and the messages are untrusted text (message_guard): only
+the template's own words become control tokens, so a file that says "<|im_end|>" ends no turn.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,15 +33,16 @@ ROLES = frozenset(
         "thinking",
     }
 )
-MAX_SOURCE = 1 << 17  # characters; the longest templates in use have some 20,000
+MAX_SOURCE = 1 << 16  # characters; the longest templates in use have some 20,000
 _MAX_MESSAGE = 300
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 Message = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a prompt. special: the text is exactly one control token; else no control token may match it."""
+    """A part of a prompt. special: the text is exactly one control token; else none may match in it."""
 
     text: str
     special: bool
@@ -72,6 +74,8 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"{name} has {len(source)} characters; {MAX_SOURCE} is the most that is used"
             )
+        if _SURROGATE.search(source):
+            raise ChatTemplateError(f"{name} is not UTF-8 text; choose another with --chat-template")
         environment = create_environment()
         try:
             tree = environment.parse(source)
@@ -200,7 +204,8 @@ def control_pieces(tokenizer: Tokenizer) -> list[str]:
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Iterable[Segment], *, bos: bool = True) -> list[int]:
-    """Ids of a rendered prompt. With bos, a BOS in front where the file asks for one and the template gave none."""
+    """Ids of a rendered prompt, after a BOS where the file asks for one, the template gave none and bos is
+    set."""
     ids: list[int] = []
     for segment in segments:
         ids.extend(tokenizer.encode(segment.text, special=segment.special))

@@ -16,12 +16,12 @@ from infer.runtime.tokenizer.base import Tokenizer
 class IncrementalDetokenizer:
     """Turns one answer's token ids into text, piece by piece. Amortized O(1) per token.
 
-    What `push` and `finish` return, joined, is `tokenizer.decode` of all ids, cut before the first stop string.
-    The first one is the one that is complete first; of several complete at the same character, the longest.
-    That depends on the text alone, not on how it is cut into tokens. `push` returns all the text that no later
+    What `push` and `finish` return, joined, is `tokenizer.decode` of all ids, cut before the first stop
+    string: the one that is complete first, and of several complete at the same character, the longest. That
+    depends on the text alone, not on how it is cut into tokens. `push` returns all the text that no later
     token can change or cut away, and no more.
 
-    stop: non-empty strings (UsageError otherwise). strip_leading_space: leave out one space at the very start.
+    stop: non-empty strings (else UsageError). strip_leading_space: leave out one space at the very start.
     """
 
     def __init__(
@@ -79,8 +79,7 @@ class IncrementalDetokenizer:
 
 
 class _Automaton:
-    """States are the prefixes of the patterns; 0 is the empty one. Each pattern's states are consecutive where
-    it brought new ones, so a prefix is a slice of the pattern that first had it."""
+    """States are the prefixes of the patterns; 0 is the empty one."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._next: list[dict[str, int]] = [{}]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from infer.runtime.errors import TokenizerError
 from infer.runtime.tokenizer.base import Tokenizer
 from infer.runtime.tokenizer.vocabulary import PREFIX, Vocabulary, read_scalar, read_vocabulary
+
+if TYPE_CHECKING:
+    from infer.runtime.tokenizer.chat_template import ChatTemplate
 
 Loader = Callable[[Mapping[str, object], Vocabulary, "str | None"], Tokenizer]
 
@@ -36,3 +40,23 @@ def load_tokenizer(metadata: Mapping[str, object], *, pre: str | None = None) ->
             + ", ".join(_LOADERS)
         )
     return loader(metadata, read_vocabulary(metadata), pre)
+
+
+def load_chat_template(
+    metadata: Mapping[str, object], tokenizer: Tokenizer, override: str | None = None
+) -> ChatTemplate | None:
+    """The template of the file, or the one asked for, ready to render; None where there is none.
+
+    override: a built-in name or the path of a Jinja file. Raises UsageError or ChatTemplateError.
+    """
+    from infer.runtime.tokenizer.builtin_templates import resolve_template
+    from infer.runtime.tokenizer.chat_template import ChatTemplate, control_pieces
+
+    found = resolve_template(metadata, override)
+    if found is None:
+        return None
+    bos, eos = (
+        "" if token is None else tokenizer.piece(token) for token in (tokenizer.bos_id, tokenizer.eos_id)
+    )
+    control = control_pieces(tokenizer)
+    return ChatTemplate(found.source, bos_token=bos, eos_token=eos, control_tokens=control, name=found.name)

@@ -1,9 +1,9 @@
 """Keeps the text of messages from becoming control tokens inside a rendered chat template.
 
-A template builds one text out of its own words and the messages'; which part came from where is lost in it. So a
-mark, a character that occurs nowhere else, is put into the messages wherever a control token could begin. No
-control token can then form out of a message's text, whatever the template cuts away or joins, while the
-template's own stay whole. The marks are taken out again after the rendered text has been split at control tokens.
+A template builds one text out of its own words and the messages', and which part came from where is lost. So
+a mark, a character that occurs nowhere else, is put into the messages wherever a control token could begin.
+No control token can then form out of a message's text, whatever the template cuts away or joins, while the
+template's own stay whole. The marks are taken out after the rendered text has been split at control tokens.
 
 Where the template itself looks for a text in the messages (`'</think>' in content`), that text stays unmarked
 inside, unless it holds a control token.
@@ -85,7 +85,7 @@ class MessageGuard:
 
 
 def plain_copy(value: object, what: str, depth: int = 0) -> object:
-    """The value rebuilt from None, bool, int, float, str, list and dict alone; ChatTemplateError for others."""
+    """The value rebuilt from None, bool, int, float, str, list and dict; ChatTemplateError for others."""
     if depth > MAX_DEPTH:
         raise ChatTemplateError(f"{what} is nested more than {MAX_DEPTH} levels deep; flatten it")
     if value is None or type(value) in (bool, int, float, str):

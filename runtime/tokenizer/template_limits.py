@@ -44,8 +44,8 @@ class Meter:
             raise TemplateLimitError("it makes more text than its input can need")
 
     def kept(self, value: Any) -> Any:
-        """The value, after charging what it holds. Containers count once for themselves, but must not be larger
-        than what is left, shared parts counted as often as they appear."""
+        """The value, after charging what it holds. A container is charged for itself alone, but must not be
+        larger than what is left, shared parts counted as often as they appear."""
         if isinstance(value, str):
             self.charge(text_bytes(value))
         elif isinstance(value, list | tuple | dict):
@@ -92,10 +92,12 @@ def text_bytes(text: str) -> int:
 
 
 def width(value: Any) -> int:
-    """A number of characters to pad or indent with, as given. Raises when there is no reason for so many."""
+    """Characters to pad or indent with, given as a number or as text. Raises above MAX_WIDTH."""
     size = len(value) if isinstance(value, str) else value
     if isinstance(size, int) and size > MAX_WIDTH:
-        raise TemplateLimitError(f"it pads or indents by more than {MAX_WIDTH} characters")
+        raise TemplateLimitError(
+            f"it asks for a width, precision or number of more than {MAX_WIDTH} characters"
+        )
     return size if isinstance(size, int) else 0
 
 

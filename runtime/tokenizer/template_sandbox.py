@@ -4,9 +4,9 @@ jinja2's own sandbox bounds neither time nor memory. Three bounds are added:
 - time: while a template renders, a trace function of this thread looks at the clock at every line of Python
   (sys.settrace; one that was set before is put back). Loops, recursion and straight code all meet it; only
   single operations in C do not, and these are kept short by the other two.
-- size: everything that makes a longer string, list or number out of others (`*`, `**`, `+`, `%`, `~`, formats,
-  replace, join, split, padding, indentation, slices, captured blocks, literals) is charged beforehand to an
-  account of bytes (template_limits).
+- size: everything that makes a longer string, list or number out of others (`*`, `**`, `+`, `%`, `~`,
+  formats, replace, join, split, padding, indentation, slices, captured blocks, literals) is charged
+  beforehand to an account of bytes (template_limits).
 - reach: only the methods and filters that cannot multiply text, or are charged here, exist.
 """
 
@@ -179,7 +179,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         return bounded
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, parts: Iterable[str]) -> str:
         """Joins what a template, a macro or a captured block has put out."""
         return meter().join_charged(parts)
 
@@ -201,7 +201,7 @@ class _Namespace(Namespace):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the model's own words for training; here it does nothing."""
+    """`{% generation %}…{% endgeneration %}` marks the model's words for training; it does nothing here."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's type)
 
@@ -213,7 +213,7 @@ class _GenerationTag(Extension):
 
 @jinja2.pass_context
 def _finalize(context: Context, value: Any) -> Any:
-    """Called with every value to put out. Asking for the context keeps jinja2 from calling it when it compiles."""
+    """Called with every value to put out; taking the context keeps jinja2 from calling it at compile time."""
     if not isinstance(value, str):
         meter().charge_as_text(value)
     return value

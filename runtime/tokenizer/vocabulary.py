@@ -156,6 +156,12 @@ def read_list(metadata: Mapping[str, object], key: str, kind: type[T]) -> list[T
     if others := set(map(type, value)) - {kind}:
         found = min(other.__name__ for other in others)
         raise TokenizerError(f"{key} holds values of type {found}, not {kind.__name__}; {_AGAIN}")
+    if kind is str:
+        # A reader may give bytes that are not UTF-8 as lone surrogates; no tokenizer can hold them.
+        try:
+            "".join(value).encode()
+        except UnicodeEncodeError:
+            raise TokenizerError(f"{key} holds text that is not UTF-8; {_AGAIN}") from None
     return list(value)
 
 

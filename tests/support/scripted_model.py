@@ -43,8 +43,8 @@ class Script:
     """text: the answer, `repeat` times. delay: seconds a token. ctx: positions.
 
     hang_after: tokens after which steps bring nothing. fail_after: tokens after which a step raises
-    NumericalError. template: a Jinja source, None for a base model. marker: a file that appears once the model
-    loads slowly or hangs.
+    NumericalError. template: a Jinja source, None for a base model. marker: a file that appears once the
+    model loads slowly or hangs.
     """
 
     text: str = "Hello there."

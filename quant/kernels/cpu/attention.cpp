@@ -21,28 +21,31 @@ struct plan {
   char *scratch;       /* per worker */
   int64_t scratch_bytes;
   float *parts;
+  int32_t part_rows; /* of the largest tile */
   float *out;
 };
 
 int64_t round_line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-int64_t padded_dim(const infer_kv *kv) { return (int64_t)(kv->head_dim + ATTENTION_LANES - 1) / ATTENTION_LANES * ATTENTION_LANES; }
-int64_t partial_floats(const infer_kv *kv) { return ATTENTION_ROWS * (padded_dim(kv) + 2); }
+int64_t round_lanes(int64_t count) { return (count + ATTENTION_LANES - 1) / ATTENTION_LANES * ATTENTION_LANES; }
+int64_t partial_floats(const infer_kv *kv, int32_t rows) { return rows * (round_lanes(kv->head_dim) + 2); }
 int32_t first_chunk(const attention_tile *tile) { return tile->first / ATTENTION_CHUNK; }
 int32_t chunk_count(const attention_tile *tile) { return tile->last / ATTENTION_CHUNK - first_chunk(tile) + 1; }
 
-attention_partial partial_at(float *base, const infer_kv *kv) {
-  float *m = base + ATTENTION_ROWS * padded_dim(kv);
-  return {base, m, m + ATTENTION_ROWS};
+attention_partial partial_at(float *base, const infer_kv *kv, int32_t rows) {
+  float *m = base + rows * round_lanes(kv->head_dim);
+  return {base, m, m + rows};
 }
 
-attention_partial part_of(const plan *p, int32_t part) { return partial_at(p->parts + part * partial_floats(p->op->kv), p->op->kv); }
+attention_partial part_of(const plan *p, int32_t part) {
+  return partial_at(p->parts + part * partial_floats(p->op->kv, p->part_rows), p->op->kv, p->part_rows);
+}
 
 void write_rows(const plan *p, const attention_tile *tile, attention_partial sum) {
   const infer_kv *kv = p->op->kv;
   for (int r = 0; r < tile->rows; r++) {
     int row = tile->row0 + r;
     int64_t token = tile->token0 + row / tile->group, head = (int64_t)tile->kv_head * tile->group + row % tile->group;
-    p->kernels->ops->normalize(sum.o + r * padded_dim(kv), sum.l[r], p->out + (token * p->op->heads + head) * kv->head_dim,
+    p->kernels->ops->normalize(sum.o + r * round_lanes(kv->head_dim), sum.l[r], p->out + (token * p->op->heads + head) * kv->head_dim,
                                kv->head_dim);
   }
 }
@@ -52,8 +55,9 @@ void run_tile(void *context, int32_t job, int32_t worker) {
   const infer_kv *kv = p->op->kv;
   const attention_tile *tile = p->tiles + job;
   float *scratch = (float *)(p->scratch + worker * p->scratch_bytes);
-  attention_partial sum = partial_at(scratch, kv), next = partial_at(scratch + partial_floats(kv), kv);
-  float *rest = scratch + 2 * partial_floats(kv);
+  attention_partial sum = partial_at(scratch, kv, ATTENTION_ROWS);
+  attention_partial next = partial_at(scratch + partial_floats(kv, ATTENTION_ROWS), kv, ATTENTION_ROWS);
+  float *rest = scratch + 2 * partial_floats(kv, ATTENTION_ROWS);
   int32_t chunk = first_chunk(tile), chunks = chunk_count(tile);
   p->kernels->ops->attend(tile, chunk, sum, rest);
   for (int32_t i = 1; i < chunks; i++) {
@@ -125,8 +129,8 @@ int64_t fill_tiles(plan *p) {
 }  // namespace
 
 int64_t infer_attention_scratch(const infer_kv *kv) {
-  int64_t tile = ATTENTION_ROWS * (INFER_KV_BLOCK + padded_dim(kv)) + 2 * INFER_KV_BLOCK * padded_dim(kv);
-  return round_line((tile + 2 * partial_floats(kv)) * sizeof(float)) / sizeof(float);
+  int64_t tile = ATTENTION_ROWS * (INFER_KV_BLOCK + round_lanes(kv->head_dim)) + 2 * INFER_KV_BLOCK * round_lanes(kv->head_dim);
+  return round_line((tile + 2 * partial_floats(kv, ATTENTION_ROWS)) * sizeof(float)) / sizeof(float);
 }
 
 int32_t infer_attention(infer_pool *pool, const op_attention *op, const infer_batch *batch, infer_workspace *space) {
@@ -152,8 +156,9 @@ int32_t infer_attention(infer_pool *pool, const op_attention *op, const infer_ba
   for (int32_t i = 0; i < p.tile_count; i++) {
     parts += chunk_count(p.tiles + i);
     many_chunks |= chunk_count(p.tiles + i) > 1;
+    if (p.tiles[i].rows > p.part_rows) p.part_rows = (int32_t)round_lanes(p.tiles[i].rows);
   }
-  int64_t part_bytes = partial_floats(kv) * (int64_t)sizeof(float);
+  int64_t part_bytes = partial_floats(kv, p.part_rows) * (int64_t)sizeof(float);
   bool small = work < SMALL_WORK;
   bool split = !small && many_chunks && threads > 1 && p.tile_count < 4 * threads && parts * part_bytes <= MAX_PARTIAL_BYTES;
   if (split) { /* moves the base, so the tiles are made anew */

@@ -55,8 +55,8 @@ void embed_codes(const infer_weight *w, int32_t row, float factor, float *out) {
   for (int64_t b = 0; b < blocks; b++) {
     uint8_t codes[INFER_BLOCK];
     block_codes(w, strip * blocks + b, lane, codes);
-    for (int c = 0; c < INFER_BLOCK; c++) {
-      int64_t k = b * INFER_BLOCK + c, at = (strip * groups + k / w->group) * INFER_STRIP + lane;
+    for (int half = 0; half < INFER_BLOCK; half += 16) { /* no group is smaller */
+      int64_t k = b * INFER_BLOCK + half, at = (strip * groups + k / w->group) * INFER_STRIP + lane;
       float scale = scale_value(w, w->scales, at, w->signed_scales);
       float minimum = w->mins ? scale_value(w, w->mins, at, false) : 0.0f;
       if (w->scale == SCALE_SUPER) {
@@ -64,8 +64,10 @@ void embed_codes(const infer_weight *w, int32_t row, float factor, float *out) {
         scale *= half_value(w->super_scales[super]);
         if (w->mins) minimum = -(minimum * half_value(w->super_mins[super]));
       }
-      float value = ((float)codes[c] - (float)w->zero) * scale;
-      out[k] = (w->mins ? value + minimum : value) * factor;
+      for (int c = 0; c < 16; c++) {
+        float value = ((float)codes[half + c] - (float)w->zero) * scale;
+        out[k + c] = (w->mins ? value + minimum : value) * factor;
+      }
     }
   }
 }

@@ -36,6 +36,7 @@
 #define INFER_CPU_H
 #include <stdint.h>
 
+#pragma GCC visibility push(default)
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -148,7 +149,8 @@ typedef struct { op_head head; const float *x; float *out; int32_t width; } op_g
 
 int32_t infer_abi(void);
 const char *infer_isa(void);                       /* the instruction set in use: "avx512vnni+amx", "avx512vnni", "avxvnni", "avx2", "neon", "scalar" */
-int32_t infer_set_isa(const char *name);           /* 0, or -1 when unknown or not offered by this processor */
+int32_t infer_set_isa(const char *name);           /* NULL: the best. 0, or -1 when unknown or not offered by this processor */
+int64_t infer_sizeof(const char *type);            /* bytes of a struct above, -1 when unknown: what a binding checks itself by */
 
 infer_pool *infer_pool_new(int32_t threads);       /* threads >= 1, the caller included; NULL when out of memory */
 void infer_pool_free(infer_pool *);
@@ -170,4 +172,5 @@ int32_t infer_run(infer_pool *, const void *program, int64_t bytes, const infer_
 #ifdef __cplusplus
 }
 #endif
+#pragma GCC visibility pop
 #endif

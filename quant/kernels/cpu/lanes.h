@@ -140,30 +140,36 @@ INFER_INLINE f32x16 load_u8(const uint8_t *p) {
 
 #else /* plain C++ */
 
+/* Calls, not inlined: whole kernels of unrolled lanes take a compiler minutes. */
+#define INFER_CALL static __attribute__((noinline, unused))
 struct u8x64 { uint8_t v[64]; };
 struct i32x16 { int32_t v[16]; };
 constexpr bool SIGNED_BYTES = false;
-constexpr int MAX_ROWS = 2;
+constexpr int MAX_ROWS = 1;
 
 #define INFER_EACH(type, count, expression)              \
   type out;                                              \
   for (int i = 0; i < count; i++) out.v[i] = expression; \
   return out
 
-INFER_INLINE u8x64 load_bytes(const uint8_t *p) { INFER_EACH(u8x64, 64, p[i]); }
-INFER_INLINE void store_bytes(uint8_t *p, u8x64 x) { memcpy(p, x.v, 64); }
-INFER_INLINE u8x64 low_nibbles(u8x64 x) { INFER_EACH(u8x64, 64, x.v[i] & 15); }
-INFER_INLINE u8x64 high_nibbles(u8x64 x) { INFER_EACH(u8x64, 64, x.v[i] >> 4); }
-INFER_INLINE u8x64 subtract_bytes(u8x64 x, int zero) { INFER_EACH(u8x64, 64, (uint8_t)(x.v[i] - zero)); }
-template <int LEFT> INFER_INLINE u8x64 merge_bits(u8x64 low, u8x64 plane, int mask) {
+INFER_INLINE u8x64 load_bytes(const uint8_t *p) {
+  u8x64 out;
+  memcpy(out.v, p, 64);
+  return out;
+}
+INFER_INLINE void store_bytes(uint8_t *p, const u8x64 &x) { memcpy(p, x.v, 64); }
+INFER_CALL u8x64 low_nibbles(const u8x64 &x) { INFER_EACH(u8x64, 64, x.v[i] & 15); }
+INFER_CALL u8x64 high_nibbles(const u8x64 &x) { INFER_EACH(u8x64, 64, x.v[i] >> 4); }
+INFER_CALL u8x64 subtract_bytes(const u8x64 &x, int zero) { INFER_EACH(u8x64, 64, (uint8_t)(x.v[i] - zero)); }
+template <int LEFT> INFER_CALL u8x64 merge_bits(const u8x64 &low, const u8x64 &plane, int mask) {
   INFER_EACH(u8x64, 64, (uint8_t)(low.v[i] | ((LEFT >= 0 ? plane.v[i] << (LEFT & 7) : plane.v[i] >> (-LEFT & 7)) & mask)));
 }
-template <bool EIGHT> INFER_INLINE i32x16 dot(i32x16 acc, u8x64 w, const int8_t *x) {
+template <bool EIGHT> INFER_CALL i32x16 dot(const i32x16 &acc, const u8x64 &w, const int8_t *x) {
   INFER_EACH(i32x16, 16, acc.v[i] + w.v[4 * i] * x[0] + w.v[4 * i + 1] * x[1] + w.v[4 * i + 2] * x[2] + w.v[4 * i + 3] * x[3]);
 }
-INFER_INLINE i32x16 set1_int(int32_t v) { INFER_EACH(i32x16, 16, v); }
-INFER_INLINE f32x16 to_floats(i32x16 x) { INFER_EACH(f32x16, 16, (float)x.v[i]); }
-INFER_INLINE f32x16 load_u8(const uint8_t *p) { INFER_EACH(f32x16, 16, (float)p[i]); }
+INFER_CALL i32x16 set1_int(int32_t v) { INFER_EACH(i32x16, 16, v); }
+INFER_CALL f32x16 to_floats(const i32x16 &x) { INFER_EACH(f32x16, 16, (float)x.v[i]); }
+INFER_CALL f32x16 load_u8(const uint8_t *p) { INFER_EACH(f32x16, 16, (float)p[i]); }
 #undef INFER_EACH
 
 #endif

@@ -5,15 +5,15 @@
 
 enum {
   ATTENTION_CHUNK = 256, /* positions of one partial softmax; partials are merged in ascending order */
-  ATTENTION_ROWS = 48,   /* most rows of one tile */
-  ATTENTION_LANES = 16   /* head_dim is rounded up to a multiple of this in the f32 partials */
+  ATTENTION_ROWS = 96,   /* most rows of one tile: enough to hide the widening of K and V */
+  ATTENTION_LANES = 16   /* head_dim and rows are rounded up to a multiple of this in partials */
 };
 
 /* Unnormalized softmax of a row over some positions: o = sum of e^(score - m) v, l = sum of e^(score - m).
- * m is -infinity where no position was seen. */
+ * m is -infinity where no position was seen. Rows and head_dim rounded up to ATTENTION_LANES. */
 typedef struct {
-  float *o; /* [rows][padded head_dim] */
-  float *m, *l;
+  float *o; /* [rows][head_dim] */
+  float *m, *l; /* [rows] */
 } attention_partial;
 
 /* Rows of one sequence that share a K and V head. Row i is query i / group of the sequence and head i % group of the

@@ -1,0 +1,70 @@
+/* How a matrix product is divided into jobs. The division changes nothing in the results. */
+#include "kernels.h"
+
+namespace {
+
+const int64_t JOB_BYTES = 48 << 10; /* of weights, with few rows: a few microseconds of reading */
+const int32_t JOB_ROWS = 128, JOB_STRIPS = 16;
+
+struct matmul_plan {
+  const op_matmul *op;
+  const infer_matmul_kernels *kernels;
+  int32_t rows, rows_per_job, row_jobs, strips_per_job;
+  int32_t first_job[5]; /* of each weight, within a range of rows */
+};
+
+int32_t strips_of(const infer_weight *w) { return (w->n + INFER_STRIP - 1) / INFER_STRIP; }
+
+int64_t strip_bytes(const infer_weight *w) {
+  int64_t bits = w->elem == ELEM_CODES ? w->bits : w->elem == ELEM_F32 ? 32 : 16;
+  return (int64_t)w->k * INFER_STRIP * bits / 8;
+}
+
+int32_t divide_up(int64_t a, int64_t b) { return (int32_t)((a + b - 1) / b); }
+
+void run_job(void *context, int32_t job, int32_t) {
+  const matmul_plan *plan = (const matmul_plan *)context;
+  const op_matmul *op = plan->op;
+  int32_t per_range = plan->first_job[op->count], range = job / per_range, within = job % per_range, i = 0;
+  while (within >= plan->first_job[i + 1]) i++;
+  int32_t strip0 = (within - plan->first_job[i]) * plan->strips_per_job, left = strips_of(op->w[i]) - strip0;
+  int32_t row0 = range * plan->rows_per_job, rows = plan->rows - row0;
+  infer_tile tile = {};
+  tile.w = op->w[i];
+  tile.acts = op->acts;
+  tile.x = op->x;
+  tile.bias = op->bias[i];
+  tile.out = op->out[i];
+  tile.softcap = op->softcap;
+  tile.accumulate = op->accumulate;
+  tile.row0 = row0;
+  tile.rows = rows < plan->rows_per_job ? rows : plan->rows_per_job;
+  tile.strip0 = strip0;
+  tile.strips = left < plan->strips_per_job ? left : plan->strips_per_job;
+  (tile.w->elem == ELEM_CODES ? plan->kernels->codes : plan->kernels->floats)(&tile);
+}
+
+}  // namespace
+
+void infer_matmul(infer_pool *pool, const op_matmul *op, int32_t rows) {
+  matmul_plan plan = {};
+  plan.op = op;
+  plan.kernels = infer_active()->matmul;
+  plan.rows = rows;
+  int64_t strips = 0, bytes = 0;
+  for (int32_t i = 0; i < op->count; i++) {
+    strips += strips_of(op->w[i]);
+    bytes += strips_of(op->w[i]) * strip_bytes(op->w[i]);
+  }
+  if (rows < 1 || strips < 1) return;
+  plan.rows_per_job = rows < JOB_ROWS ? rows : JOB_ROWS;
+  plan.row_jobs = divide_up(rows, plan.rows_per_job);
+  /* at least four jobs a thread, so that a slow core holds nobody up for long, as far as strips and bytes allow */
+  int64_t most = strips * plan.row_jobs / (4 * infer_pool_threads(pool));
+  int64_t enough = rows > 8 ? JOB_STRIPS : JOB_BYTES * strips / bytes + 1;
+  if (rows <= 8 && enough > JOB_STRIPS) enough = JOB_STRIPS;
+  plan.strips_per_job = (int32_t)(most < 1 ? 1 : most < enough ? most : enough);
+  for (int32_t i = 0; i < op->count; i++)
+    plan.first_job[i + 1] = plan.first_job[i] + divide_up(strips_of(op->w[i]), plan.strips_per_job);
+  infer_parallel(pool, plan.first_job[op->count] * plan.row_jobs, run_job, &plan);
+}

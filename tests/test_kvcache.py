@@ -1,0 +1,133 @@
+"""Block pool and prefix cache against a slow model of what they must do."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from infer.runtime.config import BLOCK_SIZE
+from infer.runtime.kvcache.block_pool import BlockPool
+from infer.runtime.kvcache.prefix import PrefixCache, block_key
+
+
+def test_a_pool_gives_each_block_once_and_then_none() -> None:
+    pool = BlockPool(3)
+    assert sorted(filter(lambda b: b is not None, (pool.allocate() for _ in range(4)))) == [0, 1, 2]
+    assert pool.available == 0
+
+
+def test_kept_blocks_are_given_out_last_and_oldest_first() -> None:
+    pool = BlockPool(3)
+    evicted: list[int] = []
+    pool.on_evict = evicted.append
+    blocks = [pool.allocate() for _ in range(3)]
+    pool.release(blocks[1], keep=True)
+    pool.release(blocks[0], keep=True)
+    pool.release(blocks[2], keep=False)
+    assert [pool.allocate() for _ in range(3)] == [blocks[2], blocks[1], blocks[0]]
+    assert evicted == [blocks[1], blocks[0]]
+
+
+def test_releasing_too_often_and_sharing_a_free_block_are_refused() -> None:
+    pool = BlockPool(1)
+    block = pool.allocate()
+    pool.release(block, keep=False)
+    with pytest.raises(ValueError, match="released more often"):
+        pool.release(block, keep=False)
+    with pytest.raises(ValueError, match="is free"):
+        pool.hold(block)
+    with pytest.raises(ValueError, match="at least 1 block"):
+        BlockPool(0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 6))
+def test_random_use_keeps_every_block_in_one_state(seed: int, size: int) -> None:
+    rng = random.Random(seed)
+    pool = BlockPool(size)
+    held: list[int] = []
+    kept: set[int] = set()
+    pool.on_evict = kept.discard
+    for _ in range(200):
+        action = rng.random()
+        if action < 0.4:
+            block = pool.allocate()
+            assert (block is None) == (len(set(held)) == size)
+            if block is not None:
+                assert block not in held
+                held.append(block)
+        elif action < 0.6 and (held or kept):
+            block = rng.choice(sorted(set(held) | kept))
+            pool.hold(block)
+            kept.discard(block)
+            held.append(block)
+        elif held:
+            block = held.pop(rng.randrange(len(held)))
+            keep = rng.random() < 0.5
+            pool.release(block, keep=keep)
+            if keep and block not in held:
+                kept.add(block)
+        pool.check()
+        assert pool.available == size - len(set(held))
+
+
+def _ids(seed: int, count: int) -> list[int]:
+    return [random.Random(seed * 1000 + i).randrange(50000) for i in range(count)]
+
+
+def _fill(pool: BlockPool, cache: PrefixCache, ids: list[int]) -> list[int]:
+    table: list[int] = []
+    for start in range(0, len(ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
+        block = pool.allocate()
+        assert block is not None
+        cache.insert(block, table[-1] if table else None, ids[start : start + BLOCK_SIZE])
+        table.append(block)
+    return table
+
+
+def test_a_prefix_of_whole_blocks_is_found_and_one_token_is_left_over() -> None:
+    pool = BlockPool(8)
+    cache = PrefixCache(pool)
+    ids = _ids(1, 3 * BLOCK_SIZE)
+    table = _fill(pool, cache, ids)
+    for length in range(1, 3 * BLOCK_SIZE + 1):
+        found = cache.match(ids[:length])
+        assert found == table[: (length - 1) // BLOCK_SIZE]
+    assert cache.match([*ids[:70], ids[70] + 1, *ids[71:]]) == table[:1]
+    assert cache.match([ids[0] + 1, *ids[1:]]) == []
+
+
+def test_an_evicted_block_is_no_longer_found() -> None:
+    pool = BlockPool(2)
+    cache = PrefixCache(pool)
+    ids = _ids(2, 2 * BLOCK_SIZE + 1)
+    for block in reversed(_fill(pool, cache, ids)):
+        pool.release(block, keep=block in cache)
+    assert len(cache.match(ids)) == 2
+    pool.release(1, keep=True)
+    pool.release(0, keep=True)
+    assert pool.allocate() is not None
+    assert len(cache.match(ids)) in (0, 1)
+
+
+def test_equal_text_elsewhere_keeps_the_first_block_and_orphans_are_not_stored() -> None:
+    pool = BlockPool(4)
+    cache = PrefixCache(pool)
+    ids = _ids(3, BLOCK_SIZE + 1)
+    first = _fill(pool, cache, ids)[0]
+    second = pool.allocate()
+    cache.insert(second, None, ids[:BLOCK_SIZE])
+    assert second not in cache
+    assert cache.match(ids) == [first]
+    third = pool.allocate()
+    cache.insert(third, second, ids[:BLOCK_SIZE])
+    assert third not in cache
+
+
+def test_keys_depend_on_every_id_and_on_the_parent() -> None:
+    ids = _ids(4, BLOCK_SIZE)
+    key = block_key(b"", ids)
+    assert key != block_key(b"x", ids)
+    assert all(key != block_key(b"", [*ids[:i], ids[i] ^ 1, *ids[i + 1 :]]) for i in range(BLOCK_SIZE))
