@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,7 +63,7 @@ def tokenize(
 def open_tokenizer(options: TokenizeCommandOptions, notes: Notes) -> tuple[Tokenizer, ChatTemplate | None]:
     """The file's tokenizer and, for --chat, its template. Raises ModelError, and UsageError without one."""
     from infer.runtime.checkpoint.open import open_checkpoint
-    from infer.runtime.tokenizer.load import load_tokenizer
+    from infer.runtime.tokenizer.load import load_chat_template, load_tokenizer
 
     path = session.locate(options, notes)
     with open_checkpoint(path) as checkpoint:
@@ -73,29 +72,10 @@ def open_tokenizer(options: TokenizeCommandOptions, notes: Notes) -> tuple[Token
             notes.warning(warning)
         if not options.chat:
             return tokenizer, None
-        template = make_template(checkpoint.metadata, options.chat_template, tokenizer)
+        template = load_chat_template(checkpoint.metadata, tokenizer, options.chat_template)
     if template is None:
         raise UsageError(f"{path.name} has no chat template: drop --chat, or give --chat-template")
     return tokenizer, template
-
-
-def make_template(
-    metadata: Mapping[str, object], override: str | None, tokenizer: Tokenizer
-) -> ChatTemplate | None:
-    """The template that `override` or else the file names, over its vocabulary. Raises ModelError."""
-    from infer.runtime.tokenizer.builtin_templates import resolve_template
-    from infer.runtime.tokenizer.chat_template import ChatTemplate, control_pieces
-
-    source = resolve_template(metadata, override)
-    if source is None:
-        return None
-    return ChatTemplate(
-        source.source,
-        bos_token="" if tokenizer.bos_id is None else tokenizer.piece(tokenizer.bos_id),
-        eos_token="" if tokenizer.eos_id is None else tokenizer.piece(tokenizer.eos_id),
-        control_tokens=control_pieces(tokenizer),
-        name=source.name,
-    )
 
 
 def write_ids(writer: Writer, tokenizer: Tokenizer, ids: list[int], *, as_json: bool) -> None:

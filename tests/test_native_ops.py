@@ -220,7 +220,7 @@ def test_a_program_is_checked_before_it_runs(native: Native) -> None:
     pool = native.pools[1]
 
     def code(program: bytes) -> int:
-        result: int = native.lib.infer_run(pool, program, len(program), byref(batch))
+        result: int = native.lib.infer_run(pool, program, len(program), ctypes.byref(batch))
         return result
 
     valid = bytes(good)

@@ -241,9 +241,10 @@ def _plain_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
             )
         # Absent and null mean the same; templates only test for absent.
         plain = {key: value for key, value in _object(plain_copy(message, what)).items() if value is not None}
-        if plain.get("role") not in ROLES:
+        role = plain.get("role")
+        if not isinstance(role, str) or role not in ROLES:
             known = ", ".join(sorted(ROLES))
-            raise ChatTemplateError(f"{what} has the role {str(plain.get('role'))[:40]!r}; roles are {known}")
+            raise ChatTemplateError(f"{what} has the role {str(role)[:40]!r}; roles are {known}")
         content = plain.get("content", "")
         if not isinstance(content, str) and not (
             isinstance(content, list)

@@ -165,7 +165,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(__obj, BuiltinMethodType) and isinstance(__obj.__self__, str):
-            _charge_method(__obj.__self__, __obj.__name__, args, kwargs)
+            # Compiled calls carry the scope along, which the context takes out again.
+            own = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
+            _charge_method(__obj.__self__, __obj.__name__, args, own)
         return meter().kept(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:

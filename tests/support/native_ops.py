@@ -125,7 +125,7 @@ class Native:
             bound.lib.infer_pool_free(pool)
 
     def each_isa(self) -> Iterator[str]:
-        """The instruction sets of this processor, each in use while it is the current one; then the default."""
+        """The instruction sets of this processor, each in use while it is current; then the default."""
         try:
             for isa in self.available():
                 assert self.lib.infer_set_isa(isa.encode()) == 0

@@ -45,8 +45,8 @@ void write_rows(const plan *p, const attention_tile *tile, attention_partial sum
   for (int r = 0; r < tile->rows; r++) {
     int row = tile->row0 + r;
     int64_t token = tile->token0 + row / tile->group, head = (int64_t)tile->kv_head * tile->group + row % tile->group;
-    p->kernels->ops->normalize(sum.o + r * round_lanes(kv->head_dim), sum.l[r], p->out + (token * p->op->heads + head) * kv->head_dim,
-                               kv->head_dim);
+    float *out = p->out + (token * p->op->heads + head) * kv->head_dim;
+    p->kernels->ops->normalize(sum.o + r * round_lanes(kv->head_dim), sum.l[r], out, kv->head_dim);
   }
 }
 
@@ -129,7 +129,8 @@ int64_t fill_tiles(plan *p) {
 }  // namespace
 
 int64_t infer_attention_scratch(const infer_kv *kv) {
-  int64_t tile = ATTENTION_ROWS * (INFER_KV_BLOCK + round_lanes(kv->head_dim)) + 2 * INFER_KV_BLOCK * round_lanes(kv->head_dim);
+  int64_t dim = round_lanes(kv->head_dim);
+  int64_t tile = ATTENTION_ROWS * (INFER_KV_BLOCK + dim) + 2 * INFER_KV_BLOCK * dim;
   return round_line((tile + 2 * partial_floats(kv, ATTENTION_ROWS)) * sizeof(float)) / sizeof(float);
 }
 
@@ -160,7 +161,8 @@ int32_t infer_attention(infer_pool *pool, const op_attention *op, const infer_ba
   }
   int64_t part_bytes = partial_floats(kv, p.part_rows) * (int64_t)sizeof(float);
   bool small = work < SMALL_WORK;
-  bool split = !small && many_chunks && threads > 1 && p.tile_count < 4 * threads && parts * part_bytes <= MAX_PARTIAL_BYTES;
+  bool split = !small && many_chunks && threads > 1 && p.tile_count < 4 * threads;
+  if (parts * part_bytes > MAX_PARTIAL_BYTES) split = false;
   if (split) { /* moves the base, so the tiles are made anew */
     base = (char *)infer_workspace_get(space, fixed + parts * part_bytes);
     if (!base) return -1;

@@ -24,8 +24,8 @@ inline uint16_t read_half(const uint8_t *from) {
 
 /* Bits 0 … 7 of a byte as bytes of value 16. */
 inline void spread_bits(uint8_t bits, uint8_t *to) {
-  uint64_t one_each = bits * 0x0101010101010101u & 0x8040201008040201u;
-  uint64_t sixteens = (one_each + 0x7F7F7F7F7F7F7F7Fu & 0x8080808080808080u) >> 3;
+  uint64_t one_each = (bits * 0x0101010101010101u) & 0x8040201008040201u;
+  uint64_t sixteens = ((one_each + 0x7F7F7F7F7F7F7F7Fu) & 0x8080808080808080u) >> 3;
   memcpy(to, &sixteens, 8);
 }
 

@@ -41,7 +41,7 @@ struct infer_op_kernels {
   void (*normalize)(const float *o, float l, float *out, int32_t head_dim);
 };
 
-/* Floats of scratch that one job needs; rounded up to whole cache lines. */
+/* Floats of scratch that one job needs. */
 int64_t infer_rope_scratch(const op_rope_store *op);
 int64_t infer_attention_scratch(const infer_kv *kv);
 

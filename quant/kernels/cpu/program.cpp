@@ -26,15 +26,17 @@ int32_t size_of(int32_t kind) {
   }
 }
 
-int32_t rows_of(const op_head *head, const infer_batch *batch) { return head->rows == 1 ? batch->outputs : batch->tokens; }
+int32_t rows_of(const op_head *head, const infer_batch *batch) {
+  return head->rows == 1 ? batch->outputs : batch->tokens;
+}
 
 bool fits(const infer_acts *acts, int32_t rows, int64_t width) {
   return !acts || (rows <= acts->capacity && acts->k == width && width % INFER_BLOCK == 0);
 }
 
 bool kv_valid(const infer_kv *kv, int32_t heads) {
-  return kv && kv->kv_heads > 0 && kv->head_dim > 0 && kv->head_dim % 2 == 0 && heads > 0 && heads % kv->kv_heads == 0 &&
-         kv->type >= KV_F16 && kv->type <= KV_INT8 && (kv->type != KV_INT8 || (kv->k_scale && kv->v_scale));
+  return kv && kv->kv_heads > 0 && kv->head_dim > 0 && kv->head_dim % 2 == 0 && heads > 0 &&
+         heads % kv->kv_heads == 0 && kv->type >= KV_F16 && kv->type <= KV_INT8 && (kv->type != KV_INT8 || (kv->k_scale && kv->v_scale));
 }
 
 bool within(const int32_t *values, int32_t count, int32_t limit) {
@@ -68,7 +70,7 @@ bool valid(const op_head *head, const infer_batch *batch) {
   switch (head->kind) {
     case OP_EMBED: {
       const op_embed *op = (const op_embed *)head;
-      return head->rows == 0 && within(batch->ids, batch->tokens, op->table->n);
+      return head->rows == 0 && op->table && within(batch->ids, batch->tokens, op->table->n);
     }
     case OP_NORM: {
       const op_norm *op = (const op_norm *)head;
@@ -196,7 +198,8 @@ int32_t run_row_op(infer_pool *pool, const op_head *head, const infer_batch *bat
   job.scratch_floats = (job.scratch_floats + 15) / 16 * 16;
   if (job.rows * width <= SMALL_FLOATS) pool = NULL;
   if (job.scratch_floats) {
-    job.scratch = (float *)infer_workspace_get(space, infer_pool_threads(pool) * job.scratch_floats * (int64_t)sizeof(float));
+    int64_t bytes = infer_pool_threads(pool) * job.scratch_floats * (int64_t)sizeof(float);
+    job.scratch = (float *)infer_workspace_get(space, bytes);
     if (!job.scratch) return -1;
   }
   if (width < JOB_FLOATS) job.grain = (int32_t)(JOB_FLOATS / (width > 0 ? width : 1));

@@ -126,7 +126,8 @@ INFER_INLINE f32x16 power_of_two(f32x16 magic_n) {
   return {power_of_two_half(magic_n.a), power_of_two_half(magic_n.b)};
 }
 INFER_INLINE f32x16 load_f16(const uint16_t *p) {
-  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)))};
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
+          _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)))};
 }
 INFER_INLINE __m256 load_bf16_half(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
@@ -188,10 +189,13 @@ INFER_INLINE f32x16 lane_index() {
   INFER_EACH(vaddq_f32(vld1q_f32(first), vdupq_n_f32(4.0f * i)));
 }
 INFER_INLINE f32x16 power_of_two(f32x16 magic_n) {
-  INFER_EACH(vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(magic_n.v[i]), 23), vdupq_n_s32(0x3F800000))));
+  int32x4_t one = vdupq_n_s32(0x3F800000);
+  INFER_EACH(vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(magic_n.v[i]), 23), one)));
 }
 INFER_INLINE f32x16 load_f16(const uint16_t *p) { INFER_EACH(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)))); }
-INFER_INLINE f32x16 load_bf16(const uint16_t *p) { INFER_EACH(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16))); }
+INFER_INLINE f32x16 load_bf16(const uint16_t *p) {
+  INFER_EACH(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)));
+}
 INFER_INLINE f32x16 load_i8(const int8_t *p) {
   int8x16_t bytes = vld1q_s8(p);
   int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
@@ -260,7 +264,9 @@ INFER_INLINE mask16 less(f32x16 x, f32x16 y) {
   return out;
 }
 INFER_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) { INFER_EACH(m.v[i] ? yes.v[i] : no.v[i]); }
-INFER_INLINE f32x16 copy_sign(f32x16 magnitude, f32x16 sign) { INFER_EACH(__builtin_copysignf(magnitude.v[i], sign.v[i])); }
+INFER_INLINE f32x16 copy_sign(f32x16 magnitude, f32x16 sign) {
+  INFER_EACH(__builtin_copysignf(magnitude.v[i], sign.v[i]));
+}
 INFER_INLINE f32x16 swap_pairs(f32x16 x) { INFER_EACH(x.v[i ^ 1]); }
 INFER_INLINE f32x16 lane_index() { INFER_EACH((float)i); }
 INFER_INLINE f32x16 power_of_two(f32x16 magic_n) { INFER_EACH(float_of((bits_of(magic_n.v[i]) << 23) + 0x3F800000)); }

@@ -1,0 +1,293 @@
+"""The compiled CPU kernels: weights in strips of 16 rows, exact integer products, one order of every float sum.
+
+The library is `_infer_cpu.so` beside this file, built at install time (`build`). Semantics and layout are written in
+`cpu/infer_cpu.h`; `reference` computes the same bits in torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Sequence
+from ctypes import byref
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from infer.quant.base import SUPER, QuantizedTensor
+from infer.quant.kernels import native_abi as abi
+from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
+from infer.quant.kernels.build import LIBRARY
+
+#: every instruction set the library may hold, best first
+ISAS = ("avx512vnni+amx", "avx512vnni", "avxvnni", "avx2", "neon", "scalar")
+
+
+def library_path() -> Path:
+    return Path(__file__).resolve().with_name(LIBRARY)
+
+
+def load(isa: str | None = None) -> ctypes.CDLL:
+    """The library with its signatures, set to an instruction set for the whole process (None: leave the one in use).
+
+    Raises OSError when there is no library for this machine or version, ValueError when the processor does not offer
+    the instruction set.
+    """
+    library = abi.open_library(library_path())
+    if isa is not None and library.infer_set_isa(isa.encode()) != 0:
+        raise ValueError(f"this processor does not offer {isa}; choose from {', '.join(offered(library))}")
+    return library
+
+
+def available() -> bool:
+    """Whether the library loads."""
+    try:
+        load()
+    except OSError:
+        return False
+    return True
+
+
+def offered(library: ctypes.CDLL) -> list[str]:
+    """The instruction sets that this processor offers, best first."""
+    used: bytes = library.infer_isa()
+    found = [isa for isa in ISAS if library.infer_set_isa(isa.encode()) == 0]
+    library.infer_set_isa(used)
+    return found
+
+
+class Pool:
+    """Threads of the library, the calling one included; they end with close() or with this object."""
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        handle = library.infer_pool_new(threads)
+        if not handle:
+            raise MemoryError("no memory for a pool of threads")
+        self.handle: int = handle
+        self.threads = threads
+        self.close = weakref.finalize(self, library.infer_pool_free, handle)
+
+
+@dataclass(frozen=True)
+class Planes:
+    """How a type's codes and scales are stored; the names are those of infer_weight."""
+
+    elem: int = abi.ELEM_CODES
+    bits: int = 0
+    group: int = 0
+    zero: int = 0
+    scale: int = abi.SCALE_F16
+    signed_scales: bool = False
+    mins: bool = False
+
+    @classmethod
+    def of(cls, part: QuantizedTensor) -> Planes:
+        scale = {torch.float16: abi.SCALE_F16, torch.float32: abi.SCALE_F32}.get(part.scales.dtype, abi.SCALE_SUPER)
+        signed = part.scales.dtype == torch.int8
+        return cls(abi.ELEM_CODES, part.bits, part.group, part.zero, scale, signed, part.mins is not None)
+
+
+def _legacy(bits: int, mins: bool) -> Planes:
+    return Planes(bits=bits, group=32, zero=0 if mins else 1 << (bits - 1), mins=mins)
+
+
+#: types whose stored bytes the library unpacks itself
+DIRECT = {
+    "Q4_0": _legacy(4, False), "Q4_1": _legacy(4, True), "Q5_0": _legacy(5, False), "Q5_1": _legacy(5, True),
+    "Q8_0": _legacy(8, False),
+    "Q4_K": Planes(bits=4, group=32, scale=abi.SCALE_SUPER, mins=True),
+    "Q5_K": Planes(bits=5, group=32, scale=abi.SCALE_SUPER, mins=True),
+    "Q6_K": Planes(bits=6, group=16, zero=32, scale=abi.SCALE_SUPER, signed_scales=True),
+    "F32": Planes(abi.ELEM_F32), "F16": Planes(abi.ELEM_F16), "BF16": Planes(abi.ELEM_BF16),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NativeWeight(PackedWeight):
+    """A matrix in strips of 16 rows. struct points into `planes`, which own the memory."""
+
+    shape: tuple[int, int]
+    struct: abi.Weight
+    planes: dict[str, torch.Tensor] = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(plane.nbytes for plane in self.planes.values())
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int], kind: Planes) -> NativeWeight:
+        """Planes of uninitialized memory, 64-byte aligned as torch allocates. Raises ValueError when the columns do not
+        fill whole blocks and groups."""
+        n, k = shape
+        strips = -(-n // abi.STRIP)
+        sizes: dict[str, tuple[int, torch.dtype]] = {}
+        if kind.elem != abi.ELEM_CODES:
+            width = torch.float32 if kind.elem == abi.ELEM_F32 else torch.int16
+            sizes["codes"] = (k, width)
+        else:
+            unit = SUPER if kind.scale == abi.SCALE_SUPER else max(abi.BLOCK, kind.group)
+            if k % unit:
+                raise ValueError(f"{k} columns are not a multiple of {unit}")
+            dtype = (torch.float16, torch.float32, torch.uint8)[kind.scale]
+            sizes["codes"] = (k if kind.bits == 8 else k // 2, torch.uint8)
+            if kind.bits in (5, 6):
+                sizes["high"] = (k // 8 if kind.bits == 5 else k // 4, torch.uint8)
+            sizes["scales"] = (k // kind.group, dtype)
+            if kind.mins:
+                sizes["mins"] = (k // kind.group, dtype)
+            if kind.scale == abi.SCALE_SUPER:
+                sizes["super_scales"] = (k // SUPER, torch.float16)
+                if kind.mins:
+                    sizes["super_mins"] = (k // SUPER, torch.float16)
+        planes = {
+            name: torch.empty(strips * abi.STRIP * count, dtype=dtype) for name, (count, dtype) in sizes.items()
+        }
+        struct = abi.Weight(
+            n=n, k=k, elem=kind.elem, bits=kind.bits, group=kind.group, zero=kind.zero, scale=kind.scale,
+            signed_scales=int(kind.signed_scales), **{name: plane.data_ptr() for name, plane in planes.items()},
+        )  # fmt: skip
+        return cls(shape, struct, planes)
+
+
+@dataclass(frozen=True)
+class ActBuffer:
+    """Memory for `rows` quantized rows of `width` inputs. struct points into the tensors."""
+
+    struct: abi.Acts
+    codes: torch.Tensor
+    scales: torch.Tensor
+    sums: torch.Tensor
+
+    @classmethod
+    def empty(cls, rows: int, width: int) -> ActBuffer:
+        codes = torch.empty((rows, width), dtype=torch.int8)
+        scales = torch.empty((rows, width // abi.BLOCK), dtype=torch.float32)
+        sums = torch.empty((rows, width // 16), dtype=torch.int32)
+        struct = abi.Acts(rows, width, codes.data_ptr(), scales.data_ptr(), sums.data_ptr())
+        return cls(struct, codes, scales, sums)
+
+
+class NativeKernel(WeightKernel):
+    """Kernels with a pool of `threads` threads. Calls from several threads at once take turns."""
+
+    name = "native"
+    exact = True
+    version = 1
+    dtype = torch.float32
+    device = torch.device("cpu")
+
+    def __init__(self, threads: int, isa: str | None = None) -> None:
+        """Raises OSError and ValueError as `load` does."""
+        self.library = load(isa)
+        self.pool = Pool(self.library, threads)
+        self._lock = threading.Lock()
+
+    @property
+    def isa(self) -> str:
+        name: bytes = self.library.infer_isa()
+        return name.decode()
+
+    def close(self) -> None:
+        """Ends the threads; nothing may be called afterwards."""
+        self.pool.close()
+
+    def pack(self, source: WeightSource) -> NativeWeight:
+        """Reads the matrix chunk by chunk: memory peaks at the packed form and one chunk.
+
+        Raises ValueError when the matrix is empty or its columns do not fill whole blocks."""
+        if 0 in source.shape:
+            raise ValueError(f"{source.name}: an empty matrix {list(source.shape)} cannot be loaded")
+        kind = DIRECT.get(source.format.name)
+        weight: NativeWeight | None = None
+        if kind is not None and not source.requantized:
+            weight = NativeWeight.empty(source.shape, kind)
+            for start, stop in source.chunks():
+                self._pack_stored(source, weight, start, stop)
+            return weight
+        for start, stop in source.chunks():
+            part = source.decode(start, stop)
+            if not isinstance(part, QuantizedTensor):
+                raise ValueError(f"{source.name}: {source.format.name} is not a type the native kernels can hold")
+            if weight is None:
+                weight = NativeWeight.empty(source.shape, Planes.of(part))
+            self._pack_codes(source, weight, part, start)
+        if weight is None:
+            raise ValueError(f"{source.name}: nothing to load")
+        return weight
+
+    def matmul(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        packed = _native(weight)
+        n, k = packed.shape
+        x = x.to(torch.float32).contiguous()
+        if x.dim() != 2 or x.shape[1] != k:
+            raise ValueError(f"a matrix [M, {k}] is needed, not {list(x.shape)}")
+        out = torch.empty((x.shape[0], n), dtype=torch.float32)
+        product = abi.MatmulOp(count=1, x=x.data_ptr())
+        product.w[0] = ctypes.pointer(packed.struct)
+        product.out[0] = out.data_ptr()
+        ops: list[abi.Op] = [product]
+        if packed.struct.elem == abi.ELEM_CODES:
+            acts = ActBuffer.empty(x.shape[0], k)
+            product.acts = ctypes.pointer(acts.struct)
+            ops.insert(0, abi.QuantizeOp(x=x.data_ptr(), acts=ctypes.pointer(acts.struct), width=k))
+        if x.shape[0]:
+            self.run(ops, abi.Batch(tokens=x.shape[0]))
+        return out
+
+    def rows(self, weight: PackedWeight, ids: torch.Tensor) -> torch.Tensor:
+        packed = _native(weight)
+        n, k = packed.shape
+        ids = ids.to(torch.int32).contiguous()
+        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < n):
+            raise IndexError(f"row ids must be in [0, {n})")
+        out = torch.empty((ids.numel(), k), dtype=torch.float32)
+        if ids.numel():
+            op = abi.EmbedOp(table=ctypes.pointer(packed.struct), out=out.data_ptr(), scale=1.0)
+            self.run([op], abi.Batch(tokens=ids.numel(), ids=ids.data_ptr()))
+        return out
+
+    def run(self, ops: Sequence[abi.Op] | bytes, batch: abi.Batch) -> None:
+        """Runs a program, or operations that make one. Raises ValueError naming the operation that does not fit."""
+        code = ops if isinstance(ops, bytes) else abi.program(*ops)
+        with self._lock:
+            status: int = self.library.infer_run(self.pool.handle, code, len(code), byref(batch))
+        if status:
+            raise ValueError(f"operation {-status} of the program does not fit its buffers or the batch")
+
+    def _pack_stored(self, source: WeightSource, weight: NativeWeight, start: int, stop: int) -> None:
+        raw = source.read(start, stop).contiguous()
+        expected = (stop - start) * source.format.row_bytes(source.shape[1])
+        if raw.dtype != torch.uint8 or raw.numel() != expected:
+            raise ValueError(f"{source.name}: {raw.numel()} bytes were read where {expected} are expected")
+        status = self.library.infer_pack(
+            self.pool.handle, source.format.name.encode(), raw.data_ptr(), byref(weight.struct), start, stop - start
+        )
+        _check_packed(status, source)
+
+    def _pack_codes(self, source: WeightSource, weight: NativeWeight, part: QuantizedTensor, start: int) -> None:
+        parts = [part.unpacked_codes(), part.scales, part.mins, part.super_scales, part.super_mins]
+        held = [None if t is None else t.contiguous() for t in parts]
+        pointers = [None if t is None else t.data_ptr() for t in held]
+        status = self.library.infer_pack_codes(
+            self.pool.handle, *pointers, byref(weight.struct), start, part.shape[0]
+        )
+        _check_packed(status, source)
+
+
+def _native(weight: PackedWeight) -> NativeWeight:
+    if not isinstance(weight, NativeWeight):
+        raise TypeError(f"not a weight of this kernel: {type(weight).__name__}")
+    return weight
+
+
+def _check_packed(status: int, source: WeightSource) -> None:
+    if status:
+        raise ValueError(f"{source.name}: {source.format.name} {list(source.shape)} cannot be packed")
+
+
+def create(device: torch.device, threads: int) -> WeightKernel:
+    if device.type != "cpu":
+        raise ValueError(f"the native kernels run on the CPU, not on {device}")
+    return NativeKernel(threads)
