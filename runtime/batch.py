@@ -29,6 +29,8 @@ class ForwardBatch:
     output_rows: torch.Tensor
 
     def to(self, device: torch.device) -> ForwardBatch:
+        if self.ids.device == device:
+            return self
         names = ("ids", "positions", "slots", "query_start", "context_lens", "block_tables", "output_rows")
         return ForwardBatch(*(getattr(self, name).to(device, non_blocking=True) for name in names))
 

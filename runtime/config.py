@@ -12,9 +12,10 @@ class EngineConfig:
     """How to run a model, as the command line resolved it.
 
     device: "auto", "cpu", "cuda" or "cuda:N". threads None: the physical cores this process may use.
-    ctx: tokens of context, None for the model's own. kv_type: "auto" (f16 on CPU, bf16 on CUDA), "f16", "bf16", "f32".
-    prefill_chunk: most prompt tokens computed in one step, 0 for all at once. quant: "int8" or "int4" to
-    quantize float weights on load. kernel: "auto", "torch" (fast, inexact) or "reference" (slow, exact).
+    ctx: tokens of context, None for the model's own. kv_type: "auto" (f16 on CPU, bf16 on CUDA), "f16", "bf16", "f32",
+    "int8". prefill_chunk: most prompt tokens computed in one step, 0 for all at once. quant: "int8" or "int4" to
+    quantize float weights on load. kernel: "auto", "native" (compiled, exact), "torch"
+    (inexact), "reference" (slow, exact) or "float32" (dequantized). isa: instruction set of the native kernel.
     prefix_cache: reuse KV blocks of earlier prompts in this process. kv_blocks: blocks of 64 positions to hold, None for
     one sequence of full context.
     """
@@ -26,6 +27,7 @@ class EngineConfig:
     prefill_chunk: int = 512
     quant: str | None = None
     kernel: str = "auto"
+    isa: str | None = None
     prefix_cache: bool = True
     max_sequences: int = 64
     kv_blocks: int | None = None
@@ -35,7 +37,11 @@ class EngineConfig:
         checks = (
             ("threads", self.threads is None or 1 <= self.threads <= 1024, "between 1 and 1024"),
             ("ctx", self.ctx is None or self.ctx >= 1, "at least 1"),
-            ("kv_type", self.kv_type in ("auto", "f16", "bf16", "f32"), "auto, f16, bf16 or f32"),
+            (
+                "kv_type",
+                self.kv_type in ("auto", "f16", "bf16", "f32", "int8"),
+                "auto, f16, bf16, f32 or int8",
+            ),
             ("prefill_chunk", self.prefill_chunk >= 0, "0 (all at once) or more"),
             ("quant", self.quant in (None, "int8", "int4"), "int8 or int4"),
             ("kv_blocks", self.kv_blocks is None or self.kv_blocks >= 1, "at least 1"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from infer.quant.kernels.base import WeightKernel, create_kernel
+from infer.quant.kernels.native import available as native_available
 from infer.runtime.attention.factory import create_attention
 from infer.runtime.checkpoint.base import Checkpoint
 from infer.runtime.checkpoint.metadata import get_float, get_int
@@ -26,6 +27,7 @@ from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.kvcache.prefix import PrefixCache
 from infer.runtime.model_runner import ModelRunner
 from infer.runtime.models.base import Model, WeightLoader
+from infer.runtime.models.ops import Ops
 from infer.runtime.models.registry import resolve_model
 from infer.runtime.models.torch_ops import TorchOps
 from infer.runtime.scheduler import Scheduler
@@ -103,7 +105,9 @@ def load_model(
                 f"{path}: the weights do not fit the memory of {device}; use --device cpu"
             ) from None
         loader.finish()
-        engine, exact = _build_engine(model, kernel, config, PagedKVCache(model_config, blocks, kv_type, device), ctx)
+        engine, exact = _build_engine(
+            model, kernel, config, PagedKVCache(model_config, blocks, kv_type, device), ctx
+        )
         quantization = quantization_mix(checkpoint)
         defaults = _sampling_defaults(checkpoint.metadata)
     if tokenizer.vocab_size != model_config.vocab_size:
@@ -139,11 +143,13 @@ def quantization_mix(checkpoint: Checkpoint) -> str:
 
 
 def _create_kernel(config: EngineConfig, device: torch.device, threads: int) -> WeightKernel:
-    name = "torch" if config.kernel == "auto" else config.kernel
+    name = config.kernel
+    if name == "auto":
+        name = "native" if device.type == "cpu" and native_available() else "torch"
     try:
-        return create_kernel(name, device, threads)
-    except ValueError as error:
-        raise UsageError(f"--kernel: {error}") from None
+        return create_kernel(name, device, threads, config.isa)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"--kernel {name}: {error}") from None
 
 
 def _context(config: EngineConfig, model: ModelConfig) -> tuple[int, tuple[str, ...]]:
@@ -162,8 +168,10 @@ def _plan_cache(config: EngineConfig, shape: ModelConfig, ctx: int, device: torc
     kv_type = config.kv_type if config.kv_type != "auto" else "f16" if device.type == "cpu" else "bf16"
     blocks = config.kv_blocks or -(-ctx // BLOCK_SIZE)
     if blocks * BLOCK_SIZE < ctx:
-        raise UsageError(f"{blocks} KV blocks hold {blocks * BLOCK_SIZE} tokens, less than a context of {ctx}")
-    needed = blocks * BLOCK_SIZE * shape.kv_bytes_per_token(4 if kv_type == "f32" else 2)
+        raise UsageError(
+            f"{blocks} KV blocks hold {blocks * BLOCK_SIZE} tokens, less than a context of {ctx}"
+        )
+    needed = blocks * BLOCK_SIZE * shape.kv_bytes_per_token({"f32": 4, "int8": 1}.get(kv_type, 2))
     free = available_memory(device)
     if needed > free:
         raise UsageError(
@@ -176,13 +184,23 @@ def _plan_cache(config: EngineConfig, shape: ModelConfig, ctx: int, device: torc
 def _build_engine(
     model: Model, kernel: WeightKernel, config: EngineConfig, cache: PagedKVCache, ctx: int
 ) -> tuple[Engine, bool]:
-    attention = create_attention("reference" if kernel.exact else "torch")
     pool = BlockPool(cache.blocks)
     prefix = PrefixCache(pool) if config.prefix_cache else None
     scheduler = Scheduler(pool, prefix, budget=config.prefill_chunk, max_sequences=config.max_sequences)
-    runner = ModelRunner(model, TorchOps(kernel, attention, cache), cache, kernel.device)
+    runner = ModelRunner(model, _create_ops(kernel, cache), cache)
     engine = Engine(runner, scheduler, ctx=ctx, vocab_size=model.config.vocab_size)
-    return engine, kernel.exact and attention.exact
+    return engine, kernel.exact
+
+
+def _create_ops(kernel: WeightKernel, cache: PagedKVCache) -> Ops:
+    """Exact kernels come with exact operations around them."""
+    if kernel.name == "native":
+        from infer.quant.kernels.native import NativeKernel
+        from infer.runtime.models.native_ops import NativeOps
+
+        if isinstance(kernel, NativeKernel):
+            return NativeOps(kernel, cache)
+    return TorchOps(kernel, create_attention("reference" if kernel.exact else "torch"), cache)
 
 
 def _sampling_defaults(metadata: Mapping[str, object]) -> dict[str, float | int]:

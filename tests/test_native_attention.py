@@ -8,23 +8,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from native_ops import (
-    ActBuffers,
-    AttentionOp,
-    Batch,
-    Cache,
-    Native,
-    RopeStoreOp,
-    address,
-    bf16_bits,
-    bf16_value,
-)
+from native_ops import ActBuffers, Cache, Native, address, bf16_bits, bf16_value
+
+from infer.quant.kernels.native_abi import AttentionOp, Batch, RopeStoreOp
 
 
 @pytest.fixture(scope="module")
 def native() -> Iterator[Native]:
-    with Native.opened() as bound:
-        yield bound
+    bound = Native()
+    yield bound
+    bound.close()
 
 
 @dataclass
@@ -113,8 +106,9 @@ class Setup:
         acts = ActBuffers(len(positions), width) if width % 32 == 0 else None
         rope = RopeStoreOp(
             q=address(q), k=address(k), v=address(v), q_norm=address(self.q_norm),
-            k_norm=address(self.k_norm), cos=address(self.cos), sin=address(self.sin), kv=ctypes.pointer(kv), eps=1e-6, heads=layer.heads,
-            rope_dim=layer.rotary, pairing=layer.pairing,
+            k_norm=address(self.k_norm), cos=address(self.cos), sin=address(self.sin),
+            kv=ctypes.pointer(kv), eps=1e-6, heads=layer.heads, rope_dim=layer.rotary,
+            pairing=layer.pairing,
         )  # fmt: skip
         attention = AttentionOp(
             q=address(q), out=address(out), acts=ctypes.pointer(acts.struct) if acts else None,

@@ -8,31 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_ops import (
-    ADD,
-    GELU_TANH,
-    SILU,
-    ActBuffers,
-    AddOp,
-    EmbedOp,
-    GatherOp,
-    GluOp,
-    Head,
-    Native,
-    NormOp,
-    QuantizeOp,
-    Weight,
-    address,
-    bf16_bits,
-    bf16_value,
-    rows_batch,
-)
+from native_ops import ActBuffers, Native, address, bf16_bits, bf16_value, rows_batch
+
+from infer.quant.kernels import native_abi as abi
+from infer.quant.kernels.native_abi import AddOp, EmbedOp, GatherOp, GluOp, Head, NormOp, QuantizeOp, Weight
 
 
 @pytest.fixture(scope="module")
 def native() -> Iterator[Native]:
-    with Native.opened() as bound:
-        yield bound
+    bound = Native()
+    yield bound
+    bound.close()
 
 
 @pytest.fixture
@@ -69,7 +55,7 @@ def test_norm_and_glu_to_activations(native: Native, rng: np.random.Generator) -
     batch = rows_batch(rows)
     for both in (
         lambda **to: NormOp(x=address(x), weight=address(weight), eps=1e-6, width=width, **to),
-        lambda **to: GluOp(gate=address(x), up=address(y), width=width, act=SILU, **to),
+        lambda **to: GluOp(gate=address(x), up=address(y), width=width, act=abi.ACT_SILU, **to),
     ):
         out, only = np.empty_like(x), ActBuffers(rows, width)
         native.run(batch, both(acts=ctypes.pointer(only.struct)))
@@ -80,7 +66,7 @@ def test_norm_and_glu_to_activations(native: Native, rng: np.random.Generator) -
         again.check(out)
 
 
-@pytest.mark.parametrize("act", [SILU, GELU_TANH])
+@pytest.mark.parametrize("act", [abi.ACT_SILU, abi.ACT_GELU_TANH])
 def test_glu_is_accurate(native: Native, act: int) -> None:
     gate = np.concatenate([np.linspace(-100, 100, 4001), np.logspace(-30, 1, 500), [0, 1e38, -1e38]])
     gate = np.concatenate([gate, -gate]).astype(np.float32)[None]
@@ -89,10 +75,10 @@ def test_glu_is_accurate(native: Native, act: int) -> None:
     native.run(rows_batch(1), op)
     x = gate.astype(np.float64)
     with np.errstate(over="ignore"):
-        inner = x if act == SILU else 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+        inner = x if act == abi.ACT_SILU else 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
         exact = 2 * x / (1 + np.exp(-inner))
     # the gelu's argument carries its own rounding, times up to |x|; below e^-87 results may be 0
-    tolerance = 4e-7 if act == SILU else 4e-7 * (1 + np.abs(np.clip(inner, -90, 0)))
+    tolerance = 4e-7 if act == abi.ACT_SILU else 4e-7 * (1 + np.abs(np.clip(inner, -90, 0)))
     assert (np.abs(out - exact) <= np.abs(exact) * tolerance + 1e-33).all()
 
 
@@ -102,7 +88,7 @@ def test_add_and_gather(native: Native, rng: np.random.Generator) -> None:
     native.run(rows_batch(300), AddOp(x=address(x), y=address(y), width=200), threads=2)
     np.testing.assert_array_equal(y, expected)
     wanted, out = np.array([299, 0, 7], np.int32), np.empty((3, 200), np.float32)
-    native.run(rows_batch(300, wanted), GatherOp(x=address(x), out=address(out), width=200), rows=1)
+    native.run(rows_batch(300, wanted), GatherOp(x=address(x), out=address(out), width=200), output_rows=True)
     np.testing.assert_array_equal(out, x[wanted])
 
 
@@ -114,8 +100,10 @@ def test_bits_do_not_depend_on_the_instruction_set(native: Native, rng: np.rando
         outs = [np.empty_like(gate) for _ in range(3)]
         native.run(
             rows_batch(40),
-            GluOp(gate=address(gate), up=address(up), out=address(outs[0]), width=1000, act=SILU),
-            GluOp(gate=address(gate), up=address(up), out=address(outs[1]), width=1000, act=GELU_TANH),
+            GluOp(gate=address(gate), up=address(up), out=address(outs[0]), width=1000, act=abi.ACT_SILU),
+            GluOp(
+                gate=address(gate), up=address(up), out=address(outs[1]), width=1000, act=abi.ACT_GELU_TANH
+            ),
             NormOp(x=address(gate), weight=address(weight), out=address(outs[2]), eps=1e-5, width=1000),
             threads=2,
         )
@@ -217,26 +205,20 @@ def test_a_program_is_checked_before_it_runs(native: Native) -> None:
     native.run(batch, good)
     np.testing.assert_array_equal(y, 2)
     head = ctypes.sizeof(Head)
-    pool = native.pools[1]
-
-    def code(program: bytes) -> int:
-        result: int = native.lib.infer_run(pool, program, len(program), ctypes.byref(batch))
-        return result
-
     valid = bytes(good)
     for wrong in (
         bytes(Head(99, head, 0, 0)),
         bytes(Head(0, head, 0, 0)),
-        bytes(Head(ADD, 0, 0, 0)),
-        bytes(Head(ADD, -8, 0, 0)),
-        bytes(Head(ADD, len(valid) + 8, 0, 0)) + valid[head:] + bytes(8),
+        bytes(Head(abi.OP_ADD, 0, 0, 0)),
+        bytes(Head(abi.OP_ADD, -8, 0, 0)),
+        bytes(Head(abi.OP_ADD, len(valid) + 8, 0, 0)) + valid[head:] + bytes(8),
         valid[:-8],
         valid[:8],
-        bytes(Head(ADD, len(valid), 2, 0)) + valid[head:],
+        bytes(Head(abi.OP_ADD, len(valid), 2, 0)) + valid[head:],
     ):
-        assert code(valid + wrong) == -2
+        assert native.raw(batch, valid + wrong) == -2
     np.testing.assert_array_equal(y, 2)
-    assert code(b"") == 0
+    assert native.raw(batch, b"") == 0
 
 
 def test_what_leaves_its_buffers_is_refused(native: Native) -> None:

@@ -17,8 +17,8 @@ import torch
 from infer.quant.base import QuantFormat, QuantizedTensor
 from infer.quant.rtn import quantize_rtn
 
-#: name → module of this package with a `create(device, threads)` function
-KERNELS = {"torch": "torch_kernel", "reference": "reference", "float32": "float32"}
+#: name → module of this package with a `create(device, threads, isa)` function
+KERNELS = {"native": "native", "torch": "torch_kernel", "reference": "reference", "float32": "float32"}
 
 CHUNK_BYTES = 16 << 20  # stored bytes read and decoded at a time
 
@@ -94,10 +94,14 @@ class WeightKernel(abc.ABC):
         """Rows `ids` (int64 [M]) of the matrix, dequantized: [M, K] in self.dtype."""
 
 
-def create_kernel(name: str, device: torch.device, threads: int) -> WeightKernel:
-    """Raises ValueError listing the choices when there is no such kernel."""
+def create_kernel(name: str, device: torch.device, threads: int, isa: str | None = None) -> WeightKernel:
+    """isa: instruction set of the native kernel, for tests; None for the best there is.
+
+    Raises ValueError listing the choices when there is no such kernel or instruction set, OSError when the native
+    library is absent.
+    """
     if name not in KERNELS:
         raise ValueError(f"there is no kernel {name!r}; choose from {', '.join(KERNELS)}")
     module = importlib.import_module(f"infer.quant.kernels.{KERNELS[name]}")
-    kernel: WeightKernel = module.create(device, threads)
+    kernel: WeightKernel = module.create(device, threads, isa)
     return kernel

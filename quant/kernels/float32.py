@@ -48,5 +48,5 @@ class Float32Kernel(WeightKernel):
         return weight.values[ids]
 
 
-def create(device: torch.device, threads: int) -> WeightKernel:
+def create(device: torch.device, threads: int, isa: str | None = None) -> WeightKernel:
     return Float32Kernel(device)

@@ -84,7 +84,9 @@ class Planes:
 
     @classmethod
     def of(cls, part: QuantizedTensor) -> Planes:
-        scale = {torch.float16: abi.SCALE_F16, torch.float32: abi.SCALE_F32}.get(part.scales.dtype, abi.SCALE_SUPER)
+        scale = {torch.float16: abi.SCALE_F16, torch.float32: abi.SCALE_F32}.get(
+            part.scales.dtype, abi.SCALE_SUPER
+        )
         signed = part.scales.dtype == torch.int8
         return cls(abi.ELEM_CODES, part.bits, part.group, part.zero, scale, signed, part.mins is not None)
 
@@ -142,7 +144,8 @@ class NativeWeight(PackedWeight):
                 if kind.mins:
                     sizes["super_mins"] = (k // SUPER, torch.float16)
         planes = {
-            name: torch.empty(strips * abi.STRIP * count, dtype=dtype) for name, (count, dtype) in sizes.items()
+            name: torch.empty(strips * abi.STRIP * count, dtype=dtype)
+            for name, (count, dtype) in sizes.items()
         }
         struct = abi.Weight(
             n=n, k=k, elem=kind.elem, bits=kind.bits, group=kind.group, zero=kind.zero, scale=kind.scale,
@@ -209,7 +212,9 @@ class NativeKernel(WeightKernel):
         for start, stop in source.chunks():
             part = source.decode(start, stop)
             if not isinstance(part, QuantizedTensor):
-                raise ValueError(f"{source.name}: {source.format.name} is not a type the native kernels can hold")
+                raise ValueError(
+                    f"{source.name}: {source.format.name} is not a type the native kernels can hold"
+                )
             if weight is None:
                 weight = NativeWeight.empty(source.shape, Planes.of(part))
             self._pack_codes(source, weight, part, start)
@@ -262,11 +267,18 @@ class NativeKernel(WeightKernel):
         if raw.dtype != torch.uint8 or raw.numel() != expected:
             raise ValueError(f"{source.name}: {raw.numel()} bytes were read where {expected} are expected")
         status = self.library.infer_pack(
-            self.pool.handle, source.format.name.encode(), raw.data_ptr(), byref(weight.struct), start, stop - start
+            self.pool.handle,
+            source.format.name.encode(),
+            raw.data_ptr(),
+            byref(weight.struct),
+            start,
+            stop - start,
         )
         _check_packed(status, source)
 
-    def _pack_codes(self, source: WeightSource, weight: NativeWeight, part: QuantizedTensor, start: int) -> None:
+    def _pack_codes(
+        self, source: WeightSource, weight: NativeWeight, part: QuantizedTensor, start: int
+    ) -> None:
         parts = [part.unpacked_codes(), part.scales, part.mins, part.super_scales, part.super_mins]
         held = [None if t is None else t.contiguous() for t in parts]
         pointers = [None if t is None else t.data_ptr() for t in held]
@@ -287,7 +299,7 @@ def _check_packed(status: int, source: WeightSource) -> None:
         raise ValueError(f"{source.name}: {source.format.name} {list(source.shape)} cannot be packed")
 
 
-def create(device: torch.device, threads: int) -> WeightKernel:
+def create(device: torch.device, threads: int, isa: str | None = None) -> WeightKernel:
     if device.type != "cpu":
         raise ValueError(f"the native kernels run on the CPU, not on {device}")
-    return NativeKernel(threads)
+    return NativeKernel(threads, isa)

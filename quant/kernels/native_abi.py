@@ -13,7 +13,9 @@ BLOCK = 32
 SCALE_F16, SCALE_F32, SCALE_SUPER = range(3)
 ELEM_CODES, ELEM_F32, ELEM_F16, ELEM_BF16 = range(4)
 KV_F16, KV_BF16, KV_F32, KV_INT8 = range(4)
-OP_EMBED, OP_NORM, OP_QUANTIZE, OP_MATMUL, OP_ROPE_STORE, OP_ATTENTION, OP_GLU, OP_ADD, OP_GATHER = range(1, 10)
+OP_EMBED, OP_NORM, OP_QUANTIZE, OP_MATMUL, OP_ROPE_STORE, OP_ATTENTION, OP_GLU, OP_ADD, OP_GATHER = range(
+    1, 10
+)
 ACT_SILU, ACT_GELU_TANH = range(2)
 
 
@@ -91,7 +93,9 @@ class AttentionOp(Structure):
 
 class GluOp(Structure):
     KIND = OP_GLU
-    _fields_ = _fields((Head, "head"), (c_void_p, "gate up out"), (POINTER(Acts), "acts"), (c_int32, "width act"))
+    _fields_ = _fields(
+        (Head, "head"), (c_void_p, "gate up out"), (POINTER(Acts), "acts"), (c_int32, "width act")
+    )
 
 
 class AddOp(Structure):
@@ -148,5 +152,7 @@ def open_library(path: Path) -> ctypes.CDLL:
         raise OSError(f"{path} is not the library of this version: {e}") from e
     sizes = {name: library.infer_sizeof(name.encode()) for name in MIRRORS}
     if found != ABI or any(sizes[name] != ctypes.sizeof(mirror) for name, mirror in MIRRORS.items()):
-        raise OSError(f"{path} was built from other sources; rebuild it (python -m infer.quant.kernels.build)")
+        raise OSError(
+            f"{path} was built from other sources; rebuild it (python -m infer.quant.kernels.build)"
+        )
     return library

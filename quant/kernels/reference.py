@@ -102,5 +102,5 @@ class ReferenceKernel(WeightKernel):
         return weight.select(ids)
 
 
-def create(device: torch.device, threads: int) -> WeightKernel:
+def create(device: torch.device, threads: int, isa: str | None = None) -> WeightKernel:
     return ReferenceKernel(device)

@@ -182,5 +182,5 @@ def _int4_half_block() -> int:
     return 0
 
 
-def create(device: torch.device, threads: int) -> WeightKernel:
+def create(device: torch.device, threads: int, isa: str | None = None) -> WeightKernel:
     return TorchKernel(device)

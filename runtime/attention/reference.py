@@ -44,8 +44,8 @@ def _row(
     for block in range(first // BLOCK_SIZE, position // BLOCK_SIZE + 1):
         base = block * BLOCK_SIZE
         low, high = max(first - base, 0), min(position - base + 1, BLOCK_SIZE)
-        keys = cache.keys[layer][table[block], :, :, low:high].float()
-        values = cache.values[layer][table[block], :, low:high].float()
+        keys, values = cache.gather(layer, torch.tensor([table[block]]), high)
+        keys, values = keys[:, :, low:].float(), values[:, low:].float()
         scores = torch.bmm(query, keys) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from infer.quant.kernels.base import PackedWeight
+from infer.runtime.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from infer.runtime.models.base import Model
 
 Value = Any
 
@@ -67,6 +71,10 @@ class AttentionSpec:
 
 
 class Ops(abc.ABC):
+    @abc.abstractmethod
+    def run(self, model: Model, batch: ForwardBatch) -> torch.Tensor:
+        """float32 [R, vocab]: the model's forward pass over a batch."""
+
     @abc.abstractmethod
     def embed(self, table: PackedWeight, scale: float = 1.0) -> Value:
         """Rows of the table for the batch's ids, times scale: [T, K]."""

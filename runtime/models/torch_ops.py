@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 
@@ -11,12 +13,15 @@ from infer.runtime.batch import ForwardBatch
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops, RopeTable
 
+if TYPE_CHECKING:
+    from infer.runtime.models.base import Model
+
 ACTIVATIONS = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 
 
 class TorchOps(Ops):
     """Values are tensors of the kernel's dtype; norms, rotation and attention run in float32 where the dtype is not
-    exact enough. `batch` is set before each forward pass."""
+    exact enough. `batch` is the one that runs."""
 
     batch: ForwardBatch
 
@@ -24,6 +29,12 @@ class TorchOps(Ops):
         self._kernel = kernel
         self._attention = attention
         self._cache = cache
+
+    @torch.inference_mode()
+    def run(self, model: Model, batch: ForwardBatch) -> torch.Tensor:
+        self.batch = batch.to(self._kernel.device)
+        logits: torch.Tensor = model.forward(self)
+        return logits.float()
 
     def embed(self, table: PackedWeight, scale: float = 1.0) -> torch.Tensor:
         rows = self._kernel.rows(table, self.batch.ids.long())

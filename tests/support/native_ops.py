@@ -1,101 +1,18 @@
-"""The structures of infer_cpu.h, a runner of operations, and buffers that the native kernels' tests share."""
+"""A runner of native operations, and buffers that the tests of the native kernels share."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections.abc import Iterator
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
-from typing import Any
 
 import numpy as np
 
-EMBED, NORM, QUANTIZE, MATMUL, ROPE_STORE, ATTENTION, GLU, ADD, GATHER = range(1, 10)
-KV_TYPES = {"f16": 0, "bf16": 1, "f32": 2, "int8": 3}
+from infer.quant.kernels import native
+from infer.quant.kernels import native_abi as abi
+from infer.quant.kernels.native_abi import Acts, Batch, Kv
+
+KV_TYPES = {"f16": abi.KV_F16, "bf16": abi.KV_BF16, "f32": abi.KV_F32, "int8": abi.KV_INT8}
 KV_DTYPES = {"f16": np.uint16, "bf16": np.uint16, "f32": np.float32, "int8": np.int8}
-ISAS = ("avx512vnni+amx", "avx512vnni", "avxvnni", "avx2", "neon", "scalar")
-SILU, GELU_TANH = 0, 1
-
-
-def _fields(*runs: tuple[Any, str]) -> list[tuple[str, Any]]:
-    """(type, names) in order as ctypes wants them."""
-    return [(name, kind) for kind, names in runs for name in names.split()]
-
-
-class Head(Structure):
-    _fields_ = _fields((c_int32, "kind bytes rows reserved"))
-
-
-class Weight(Structure):
-    _fields_ = _fields(
-        (c_int32, "n k elem bits group zero scale signed_scales"),
-        (c_void_p, "codes high scales mins super_scales super_mins"),
-    )
-
-
-class Acts(Structure):
-    _fields_ = _fields((c_int32, "capacity k"), (c_void_p, "codes scales sums"))
-
-
-class Kv(Structure):
-    _fields_ = _fields((c_void_p, "k v k_scale v_scale"), (c_int32, "type kv_heads head_dim blocks"))
-
-
-class Batch(Structure):
-    _fields_ = _fields(
-        (c_int32, "tokens sequences max_blocks outputs"),
-        (c_void_p, "ids positions slots query_start context_len block_tables output_rows"),
-    )
-
-
-class EmbedOp(Structure):
-    _fields_ = _fields((Head, "head"), (POINTER(Weight), "table"), (c_void_p, "out"), (c_float, "scale"))
-
-
-class NormOp(Structure):
-    _fields_ = _fields(
-        (Head, "head"),
-        (c_void_p, "x weight out"),
-        (POINTER(Acts), "acts"),
-        (c_float, "eps"),
-        (c_int32, "width"),
-    )
-
-
-class QuantizeOp(Structure):
-    _fields_ = _fields((Head, "head"), (c_void_p, "x"), (POINTER(Acts), "acts"), (c_int32, "width"))
-
-
-class RopeStoreOp(Structure):
-    _fields_ = _fields(
-        (Head, "head"), (c_void_p, "q k v q_norm k_norm cos sin"), (POINTER(Kv), "kv"), (c_float, "eps"),
-        (c_int32, "heads rope_dim pairing"),
-    )  # fmt: skip
-
-
-class AttentionOp(Structure):
-    _fields_ = _fields(
-        (Head, "head"), (c_void_p, "q out"), (POINTER(Acts), "acts"), (POINTER(Kv), "kv"),
-        (c_float, "scale softcap"), (c_int32, "heads window"),
-    )  # fmt: skip
-
-
-class GluOp(Structure):
-    _fields_ = _fields(
-        (Head, "head"), (c_void_p, "gate up out"), (POINTER(Acts), "acts"), (c_int32, "width act")
-    )
-
-
-class AddOp(Structure):
-    _fields_ = _fields((Head, "head"), (c_void_p, "x y"), (c_int32, "width"))
-
-
-class GatherOp(Structure):
-    _fields_ = _fields((Head, "head"), (c_void_p, "x out"), (c_int32, "width"))
-
-
-KINDS = {EmbedOp: EMBED, NormOp: NORM, QuantizeOp: QUANTIZE, RopeStoreOp: ROPE_STORE, AttentionOp: ATTENTION,
-         GluOp: GLU, AddOp: ADD, GatherOp: GATHER}  # fmt: skip
 
 
 def address(array: np.ndarray | None) -> int | None:
@@ -103,53 +20,39 @@ def address(array: np.ndarray | None) -> int | None:
 
 
 class Native:
-    """The library with a pool of one and one of two threads."""
+    """The library with pools of one, two and five threads."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.lib = library
-        library.infer_pool_new.restype = c_void_p
-        library.infer_pool_free.argtypes = [c_void_p]
-        library.infer_run.argtypes = [c_void_p, c_void_p, c_int64, POINTER(Batch)]
-        library.infer_isa.restype = ctypes.c_char_p
-        self.pools = {threads: library.infer_pool_new(threads) for threads in (1, 2, 5)}
-        self.default = library.infer_isa()
+    def __init__(self) -> None:
+        self.lib = native.load()
+        self.pools = {threads: native.Pool(self.lib, threads) for threads in (1, 2, 5)}
+        self.default: bytes = self.lib.infer_isa()
 
-    @classmethod
-    @contextlib.contextmanager
-    def opened(cls) -> Iterator[Native]:
-        from infer.quant.kernels import native as binding
-
-        bound = cls(binding.load())
-        yield bound
-        for pool in bound.pools.values():
-            bound.lib.infer_pool_free(pool)
+    def close(self) -> None:
+        for pool in self.pools.values():
+            pool.close()
 
     def each_isa(self) -> Iterator[str]:
         """The instruction sets of this processor, each in use while it is current; then the default."""
         try:
-            for isa in self.available():
+            for isa in native.offered(self.lib):
                 assert self.lib.infer_set_isa(isa.encode()) == 0
                 yield isa
         finally:
             self.lib.infer_set_isa(self.default)
 
-    def available(self) -> list[str]:
-        found = [isa for isa in ISAS if self.lib.infer_set_isa(isa.encode()) == 0]
-        self.lib.infer_set_isa(self.default)
-        return found
+    def run(self, batch: Batch, *ops: abi.Op, threads: int = 1, output_rows: bool = False) -> None:
+        assert self.status(batch, *ops, threads=threads, output_rows=output_rows) == 0
 
-    def run(self, batch: Batch, *ops: Structure, threads: int = 1, rows: int = 0) -> None:
-        assert self.status(batch, *ops, threads=threads, rows=rows) == 0
+    def status(self, batch: Batch, *ops: abi.Op, threads: int = 1, output_rows: bool = False) -> int:
+        return self.raw(batch, abi.program(*ops, output_rows=output_rows), threads)
 
-    def status(self, batch: Batch, *ops: Structure, threads: int = 1, rows: int = 0) -> int:
-        for op in ops:
-            op.head = Head(KINDS[type(op)], ctypes.sizeof(op), rows, 0)
-        program = b"".join(bytes(op) for op in ops)
-        code: int = self.lib.infer_run(self.pools[threads], program, len(program), byref(batch))
+    def raw(self, batch: Batch, program: bytes, threads: int = 1) -> int:
+        code: int = self.lib.infer_run(self.pools[threads].handle, program, len(program), ctypes.byref(batch))
         return code
 
 
 def rows_batch(rows: int, outputs: np.ndarray | None = None, ids: np.ndarray | None = None) -> Batch:
+    """A batch of rows without positions."""
     count = 0 if outputs is None else len(outputs)
     return Batch(tokens=rows, outputs=count, ids=address(ids), output_rows=address(outputs))
 

@@ -36,7 +36,8 @@ bool fits(const infer_acts *acts, int32_t rows, int64_t width) {
 
 bool kv_valid(const infer_kv *kv, int32_t heads) {
   return kv && kv->kv_heads > 0 && kv->head_dim > 0 && kv->head_dim % 2 == 0 && heads > 0 &&
-         heads % kv->kv_heads == 0 && kv->type >= KV_F16 && kv->type <= KV_INT8 && (kv->type != KV_INT8 || (kv->k_scale && kv->v_scale));
+         heads % kv->kv_heads == 0 && kv->type >= KV_F16 && kv->type <= KV_INT8 &&
+         (kv->type != KV_INT8 || (kv->k_scale && kv->v_scale));
 }
 
 bool within(const int32_t *values, int32_t count, int32_t limit) {

@@ -1,0 +1,226 @@
+"""The operations as a program for the native library: a model's maths is recorded once and replayed in one call a step.
+
+Recording runs `Model.forward` with values that stand for buffers. A buffer goes back to the recorder when the last value
+naming it is gone, so the layers share a handful of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from infer.quant.kernels import native_abi as abi
+from infer.quant.kernels.base import PackedWeight
+from infer.quant.kernels.native import ActBuffer, NativeKernel, NativeWeight
+from infer.runtime.batch import ForwardBatch
+from infer.runtime.kvcache.paged import PagedKVCache
+from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops
+
+if TYPE_CHECKING:
+    from infer.runtime.models.base import Model
+
+PAIRINGS = {"adjacent": 0, "halves": 1}
+ACTIVATIONS = {"silu": abi.ACT_SILU, "gelu_tanh": abi.ACT_GELU_TANH}
+KV_TYPES = {"f16": abi.KV_F16, "bf16": abi.KV_BF16, "f32": abi.KV_F32, "int8": abi.KV_INT8}
+
+
+class NativeValue:
+    """Rows of `width` floats that an operation makes, as floats, quantized, or both: whichever the consumers ask for.
+
+    Both buffers are reserved when the value is made (asking later could hand out memory that the producing operation
+    still reads), but the operation writes only those asked for; untouched memory costs nothing.
+    """
+
+    def __init__(
+        self, width: int, floats: torch.Tensor, acts: ActBuffer | None, producer: abi.Op | None, outputs: bool
+    ) -> None:
+        self.width = width
+        self.outputs = outputs
+        self._floats = floats
+        self._acts = acts
+        self._producer = producer
+
+    def floats(self) -> int:
+        """Address of the float rows."""
+        if isinstance(self._producer, abi.NormOp | abi.AttentionOp | abi.GluOp):
+            self._producer.out = self._floats.data_ptr()
+        return self._floats.data_ptr()
+
+    def acts(self) -> ctypes._Pointer[abi.Acts] | None:
+        """The quantized rows, or None when the producer cannot quantize."""
+        if self._acts is None or not isinstance(self._producer, abi.NormOp | abi.AttentionOp | abi.GluOp):
+            return None
+        self._producer.acts = ctypes.pointer(self._acts.struct)
+        return self._producer.acts
+
+
+@dataclass(frozen=True)
+class Program:
+    """code: what the library runs. logits: float32 [capacity, vocab]. keep: everything the code points to."""
+
+    code: bytes
+    capacity: int
+    logits: torch.Tensor
+    keep: list[object]
+
+
+class NativeOps(Ops):
+    """Exact: a row's logits depend on nothing but its own sequence. `run` returns a view that the next run overwrites."""
+
+    def __init__(self, kernel: NativeKernel, cache: PagedKVCache) -> None:
+        self._kernel = kernel
+        self._caches = [
+            abi.Kv(
+                k=keys.data_ptr(), v=values.data_ptr(), type=KV_TYPES[cache.kv_type],
+                k_scale=cache.key_scales[layer].data_ptr() if cache.key_scales else None,
+                v_scale=cache.value_scales[layer].data_ptr() if cache.value_scales else None,
+                kv_heads=keys.shape[1], head_dim=keys.shape[2], blocks=cache.blocks,
+            )
+            for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True))
+        ]  # fmt: skip
+        self._program: Program | None = None
+        self._recorder = _Recorder(0)
+
+    def run(self, model: Model, batch: ForwardBatch) -> torch.Tensor:
+        tokens, outputs = len(batch.ids), len(batch.output_rows)
+        program = self._program
+        if program is None or program.capacity < tokens:
+            program = self._program = self._record(model, max(64, 1 << (tokens - 1).bit_length()))
+        struct = abi.Batch(
+            tokens=tokens, sequences=len(batch.context_lens), max_blocks=batch.block_tables.shape[1], outputs=outputs,
+            ids=batch.ids.data_ptr(), positions=batch.positions.data_ptr(), slots=batch.slots.data_ptr(),
+            query_start=batch.query_start.data_ptr(), context_len=batch.context_lens.data_ptr(),
+            block_tables=batch.block_tables.data_ptr(), output_rows=batch.output_rows.data_ptr(),
+        )  # fmt: skip
+        self._kernel.run(program.code, struct)
+        return program.logits[:outputs]
+
+    def embed(self, table: PackedWeight, scale: float = 1.0) -> NativeValue:
+        weight = _native(table)
+        op = abi.EmbedOp(table=ctypes.pointer(weight.struct), scale=scale)
+        return self._emit(op, weight.shape[1], outputs=False)
+
+    def norm(self, x: NativeValue, norm: Norm) -> NativeValue:
+        op = abi.NormOp(x=x.floats(), weight=norm.weight.data_ptr(), eps=norm.eps, width=x.width)
+        return self._emit(op, x.width, outputs=x.outputs, quantized=True, keep=norm.weight)
+
+    def linear(self, x: NativeValue, *layers: Linear) -> tuple[NativeValue, ...]:
+        op = abi.MatmulOp(count=len(layers))
+        values = [self._recorder.value(_native(layer.weight).shape[0], op, x.outputs) for layer in layers]
+        self._matmul(op, x, layers, values)
+        return tuple(values)
+
+    def linear_add(self, x: NativeValue, layer: Linear, residual: NativeValue) -> NativeValue:
+        self._matmul(abi.MatmulOp(count=1, accumulate=1), x, (layer,), [residual])
+        return residual
+
+    def attention(self, q: NativeValue, k: NativeValue, v: NativeValue, spec: AttentionSpec) -> NativeValue:
+        cache = ctypes.pointer(self._caches[spec.layer])
+        norms = [spec.q_norm, spec.k_norm]
+        eps = next((norm.eps for norm in norms if norm is not None), 0.0)
+        weights = [None if norm is None else norm.weight.data_ptr() for norm in norms]
+        self._recorder.add(
+            abi.RopeStoreOp(
+                q=q.floats(), k=k.floats(), v=v.floats(), q_norm=weights[0], k_norm=weights[1],
+                cos=spec.rope.cos.data_ptr(), sin=spec.rope.sin.data_ptr(), kv=cache, eps=eps, heads=spec.heads,
+                rope_dim=spec.rope.dim, pairing=PAIRINGS[spec.rope.pairing],
+            ),
+            q.outputs, keep=spec,
+        )  # fmt: skip
+        op = abi.AttentionOp(
+            q=q.floats(),
+            kv=cache,
+            scale=spec.scale,
+            softcap=spec.softcap,
+            heads=spec.heads,
+            window=spec.window,
+        )
+        return self._emit(op, spec.heads * spec.head_dim, outputs=q.outputs, quantized=True)
+
+    def glu(self, gate: NativeValue, up: NativeValue, activation: str) -> NativeValue:
+        op = abi.GluOp(gate=gate.floats(), up=up.floats(), width=gate.width, act=ACTIVATIONS[activation])
+        return self._emit(op, gate.width, outputs=gate.outputs, quantized=True)
+
+    def add(self, x: NativeValue, residual: NativeValue) -> NativeValue:
+        self._recorder.add(abi.AddOp(x=x.floats(), y=residual.floats(), width=x.width), x.outputs)
+        return residual
+
+    def outputs(self, x: NativeValue) -> NativeValue:
+        return self._emit(abi.GatherOp(x=x.floats(), width=x.width), x.width, outputs=True)
+
+    def _record(self, model: Model, capacity: int) -> Program:
+        self._recorder = recorder = _Recorder(capacity)
+        logits: NativeValue = model.forward(self)
+        logits.floats()
+        code = b"".join(abi.program(op, output_rows=outputs) for op, outputs in recorder.ops)
+        self._recorder = _Recorder(0)
+        return Program(code, capacity, logits._floats, [recorder, self._caches, model])
+
+    def _emit(
+        self, op: abi.Op, width: int, *, outputs: bool, quantized: bool = False, keep: object = None
+    ) -> NativeValue:
+        value = self._recorder.value(width, op, outputs, quantized=quantized)
+        if isinstance(op, abi.EmbedOp | abi.GatherOp):
+            op.out = value.floats()
+        self._recorder.add(op, outputs, keep)
+        return value
+
+    def _matmul(
+        self, op: abi.MatmulOp, x: NativeValue, layers: tuple[Linear, ...], values: list[NativeValue]
+    ) -> None:
+        for index, (layer, value) in enumerate(zip(layers, values, strict=True)):
+            weight = _native(layer.weight)
+            if weight.struct.elem == abi.ELEM_CODES:
+                op.acts = x.acts() or self._quantized(x)
+            else:
+                op.x = x.floats()
+            op.w[index] = ctypes.pointer(weight.struct)
+            op.bias[index] = None if layer.bias is None else layer.bias.data_ptr()
+            op.out[index] = value.floats()
+        self._recorder.add(op, x.outputs, keep=layers)
+
+    def _quantized(self, x: NativeValue) -> ctypes._Pointer[abi.Acts]:
+        acts = self._recorder.acts(x.width)
+        pointer = ctypes.pointer(acts.struct)
+        self._recorder.add(abi.QuantizeOp(x=x.floats(), acts=pointer, width=x.width), x.outputs, keep=acts)
+        return pointer
+
+
+class _Recorder:
+    """The operations so far, and the buffers they share, each `capacity` rows."""
+
+    def __init__(self, capacity: int) -> None:
+        self.ops: list[tuple[abi.Op, bool]] = []
+        self._capacity = capacity
+        self._keep: list[object] = []
+        self._free: dict[int, list[tuple[torch.Tensor, ActBuffer | None]]] = defaultdict(list)
+
+    def add(self, op: abi.Op, outputs: bool, keep: object = None) -> None:
+        self.ops.append((op, outputs))
+        self._keep.append(keep)
+
+    def acts(self, width: int) -> ActBuffer:
+        return ActBuffer.empty(self._capacity, width)
+
+    def value(self, width: int, producer: abi.Op, outputs: bool, *, quantized: bool = False) -> NativeValue:
+        free = self._free[width]
+        if free:
+            buffers = free.pop()
+        else:
+            acts = self.acts(width) if width % abi.BLOCK == 0 else None
+            buffers = (torch.empty((self._capacity, width), dtype=torch.float32), acts)
+            self._keep.append(buffers)
+        value = NativeValue(width, buffers[0], buffers[1] if quantized else None, producer, outputs)
+        weakref.finalize(value, free.append, buffers).atexit = False
+        return value
+
+
+def _native(weight: PackedWeight) -> NativeWeight:
+    if not isinstance(weight, NativeWeight):
+        raise TypeError(f"not a native weight: {type(weight).__name__}")
+    return weight
