@@ -8,7 +8,8 @@ from setuptools import find_packages, setup
 TOP = ("cli", "runtime", "quant", "samplers")
 
 setup(
-    packages=[f"infer.{top}" for top in TOP] + [f"infer.{top}.{sub}" for top in TOP for sub in find_packages(top)],
+    packages=[f"infer.{top}" for top in TOP]
+    + [f"infer.{top}.{sub}" for top in TOP for sub in find_packages(top)],
     package_dir={f"infer.{top}": top for top in TOP},
     include_package_data=True,
 )

@@ -1,9 +1,10 @@
-"""What one step computes, as tensors: the only thing that passes from the engine's world of sequences to the model's."""
+"""What one step computes, as tensors: all that passes from the engine's world of sequences to the model's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -37,7 +38,10 @@ class ForwardBatch:
 
 def build_batch(scheduled: List[tuple[Sequence, int]]) -> ForwardBatch:
     """scheduled: sequences with how many of their tokens, from num_computed on, this step computes (≥ 1 each).
-    Logits are wanted of a sequence's last token only, when the step reaches it."""
+
+    Logits are wanted, sequence by sequence, of the positions before those it scores, and of its last token when the
+    step reaches it.
+    """
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -46,12 +50,13 @@ def build_batch(scheduled: List[tuple[Sequence, int]]) -> ForwardBatch:
     longest = max(len(seq.block_table) for seq, _ in scheduled)
     for seq, count in scheduled:
         first, last = seq.num_computed, seq.num_computed + count
+        outputs += [len(ids) + scored - 1 - first for scored in seq.scored(count)]
         ids += seq.token_ids[first:last]
         positions += range(first, last)
         table = seq.block_table
         slots += [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(first, last)]
         starts.append(len(ids))
-        if last == len(seq.token_ids):
+        if seq.completes(count):
             outputs.append(len(ids) - 1)
     tables = [seq.block_table + [0] * (longest - len(seq.block_table)) for seq, _ in scheduled]
     int32 = torch.int32
@@ -64,3 +69,24 @@ def build_batch(scheduled: List[tuple[Sequence, int]]) -> ForwardBatch:
         block_tables=torch.tensor(tables, dtype=int32),
         output_rows=torch.tensor(outputs, dtype=int32),
     )
+
+
+class OutputRows(NamedTuple):
+    """What of a step's logits belongs to one sequence: the rows that score its prompt (those of
+    `seq.scored`), and the row that its next token is sampled from, None when the step does not get there."""
+
+    seq: Sequence
+    scores: range
+    last: int | None
+
+
+def output_rows(scheduled: List[tuple[Sequence, int]]) -> list[OutputRows]:
+    """How the logits [R, vocab] of `build_batch(scheduled)` are shared out. Ask before anything is recorded as
+    computed."""
+    found: list[OutputRows] = []
+    row = 0
+    for seq, count in scheduled:
+        scores = range(row, row + len(seq.scored(count)))
+        row = scores.stop + seq.completes(count)
+        found.append(OutputRows(seq, scores, scores.stop if seq.completes(count) else None))
+    return found

@@ -16,8 +16,8 @@ class EngineConfig:
     "int8". prefill_chunk: most prompt tokens computed in one step, 0 for all at once. quant: "int8" or "int4" to
     quantize float weights on load. kernel: "auto", "native" (compiled, exact), "torch"
     (inexact), "reference" (slow, exact) or "float32" (dequantized). isa: instruction set of the native kernel.
-    prefix_cache: reuse KV blocks of earlier prompts in this process. kv_blocks: blocks of 64 positions to hold, None for
-    one sequence of full context.
+    prefix_cache: reuse KV blocks of earlier prompts in this process. kv_blocks: blocks of 64 positions to hold,
+    None for one sequence of full context.
     """
 
     device: str = "auto"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from infer.runtime.batch import build_batch
+from dataclasses import replace
+
+import torch
+
+from infer.runtime.batch import OutputRows, build_batch, output_rows
 from infer.runtime.errors import ContextLengthError, NumericalError, UsageError
 from infer.runtime.model_runner import ModelRunner
 from infer.runtime.request import FinishReason, Request, RequestOutput, Sequence, TokenLogprob
 from infer.runtime.scheduler import Scheduler
-from infer.samplers.chain import SampleRow, SamplerChain, sample
+from infer.samplers.chain import SamplerChain, SampleRow, sample
 from infer.samplers.errors import InvalidLogitsError
 
 
@@ -25,6 +29,11 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._chains: dict[str, SamplerChain] = {}
         self._cached: dict[str, int] = {}
+
+    @property
+    def runner(self) -> ModelRunner:
+        """For those who measure the model itself."""
+        return self._runner
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -74,41 +83,75 @@ class Engine:
         return seq.num_cached if seq is not None else self._cached.get(request_id, 0)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one batch. One output per request that got a token or ended; [] when there is nothing to do
-        or only prompts advanced.
+        """Compute one batch. One output per request that got a token or scores or ended; [] when there is nothing to
+        do or only prompts advanced.
 
-        Raises NumericalError when logits are NaN or infinite; the request is dropped, others can go on.
+        Raises NumericalError when logits are NaN or infinite, UsageError when a request's logit_bias leaves it no
+        token; that request is dropped, the others compute this step again.
         """
         scheduled = self._scheduler.schedule().scheduled
         if not scheduled:
             return []
         logits = self._runner.forward(build_batch(scheduled))
+        rows = output_rows(scheduled)
+        ready = [row for row in rows if row.last is not None and row.seq.request.sampling.max_tokens != 0]
+        scores = {row.seq.request.request_id: self._score(logits, row) for row in rows if row.scores}
+        sampled = self._sample(logits, ready)
+        # From here on the step counts; before, nothing has changed and an error leaves it to be done again.
         for seq, count in scheduled:
+            seq.next_scored += len(seq.scored(count))
             self._scheduler.computed(seq, count)
         outputs: list[RequestOutput] = []
-        complete = [seq for seq, _ in scheduled if seq.num_computed == len(seq.token_ids)]
-        ready = [seq for seq in complete if seq.request.sampling.max_tokens != 0]
-        if len(ready) < len(complete):
-            logits = logits[[index for index, seq in enumerate(complete) if seq in ready]]
-            outputs = [self._finish(seq, FinishReason.LENGTH) for seq in complete if seq not in ready]
-        rows = [SampleRow(self._chains[seq.request.request_id], len(seq.token_ids)) for seq in ready]
-        try:
-            result = sample(logits, rows)
-        except InvalidLogitsError as error:
-            seq = ready[error.row]
-            self._finish(seq, FinishReason.CANCELLED)
-            raise NumericalError(
-                f"the logits at token position {len(seq.token_ids) - 1} are NaN or infinite; "
-                "the model file is damaged or does not suit this precision (try --kv-type f32)"
-            ) from None
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-        for index, seq in enumerate(ready):
-            found = result.logprobs[index]
-            token = result.token_ids[index]
-            report = () if found is None else (TokenLogprob(token, found.logprob, found.top),)
-            outputs.append(self._append(seq, token, report))
+        for seq, _, last in rows:
+            request_id = seq.request.request_id
+            if request_id in sampled:
+                output = self._append(seq, *sampled[request_id])
+            elif last is not None:
+                output = self._finish(seq, FinishReason.LENGTH)
+            else:
+                output = RequestOutput(request_id, ())
+            if request_id in scores:
+                output = replace(output, prompt_logprobs=scores[request_id])
+            if output != RequestOutput(request_id, ()):
+                outputs.append(output)
         return outputs
+
+    def _score(self, logits: torch.Tensor, rows: OutputRows) -> tuple[float, ...]:
+        first = rows.seq.next_scored
+        tokens = rows.seq.request.prompt_ids[first : first + len(rows.scores)]
+        try:
+            return tuple(token_logprobs(logits[rows.scores.start : rows.scores.stop], tokens))
+        except InvalidLogitsError as error:
+            raise self._bad_logits(rows.seq, first - 1 + error.row) from None
+
+    def _sample(
+        self, logits: torch.Tensor, ready: list[OutputRows]
+    ) -> dict[str, tuple[int, tuple[TokenLogprob, ...]]]:
+        """request id → its next token and the report on it."""
+        wanted = [row.last for row in ready]
+        if wanted != list(range(len(logits))):
+            logits = logits[wanted]
+        chains = [SampleRow(self._chains[seq.request.request_id], len(seq.token_ids)) for seq, _, _ in ready]
+        try:
+            result = sample(logits, chains)
+        except InvalidLogitsError as error:
+            seq = ready[error.row].seq
+            raise self._bad_logits(seq, len(seq.token_ids) - 1) from None
+        except SamplingError as error:
+            self._finish(ready[error.row].seq, FinishReason.CANCELLED)
+            raise UsageError(str(error)) from None
+        found: dict[str, tuple[int, tuple[TokenLogprob, ...]]] = {}
+        for row, token, report in zip(ready, result.token_ids, result.logprobs, strict=True):
+            told = () if report is None else (TokenLogprob(token, report.logprob, report.top),)
+            found[row.seq.request.request_id] = (token, told)
+        return found
+
+    def _bad_logits(self, seq: Sequence, position: int) -> NumericalError:
+        self._finish(seq, FinishReason.CANCELLED)
+        return NumericalError(
+            f"the logits at token position {position} are NaN or infinite; "
+            "the model file is damaged or does not suit this precision (try --kv-type f32)"
+        )
 
     def _append(self, seq: Sequence, token: int, logprobs: tuple[TokenLogprob, ...]) -> RequestOutput:
         seq.token_ids.append(token)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections import Counter
@@ -112,8 +111,7 @@ def load_model(
         defaults = _sampling_defaults(checkpoint.metadata)
     if tokenizer.vocab_size != model_config.vocab_size:
         warnings += (
-            f"the vocabulary has {tokenizer.vocab_size} tokens, the model {model_config.vocab_size}: "
-            "ids that only one of them has cannot be used",
+            f"the vocabulary has {tokenizer.vocab_size} tokens, the model's table {model_config.vocab_size}",
         )
     return LoadedModel(
         engine=engine,
@@ -157,10 +155,8 @@ def _context(config: EngineConfig, model: ModelConfig) -> tuple[int, tuple[str, 
         return model.context_length, ()
     if config.ctx <= model.context_length:
         return config.ctx, ()
-    return config.ctx, (
-        f"--ctx {config.ctx} is more than the {model.context_length} positions the model was made for; "
-        "answers past that point may be poor",
-    )
+    warning = f"--ctx {config.ctx} is past the {model.context_length} positions the model was made for"
+    return config.ctx, (warning,)
 
 
 def _plan_cache(config: EngineConfig, shape: ModelConfig, ctx: int, device: torch.device) -> tuple[str, int]:

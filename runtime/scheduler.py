@@ -92,7 +92,7 @@ class Scheduler:
     def _admit(self, seq: Sequence) -> bool:
         """Take what the prefix cache has; True when at least one block more can be had for it."""
         if self._prefix is not None and not seq.block_table:
-            seq.block_table = self._prefix.match(seq.token_ids)
+            seq.block_table = self._prefix.match(seq.reusable_ids)
             seq.num_computed = len(seq.block_table) * BLOCK_SIZE
             if not seq.admitted:
                 seq.admitted, seq.num_cached = True, seq.num_computed

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from infer.runtime.config import BLOCK_SIZE, EngineConfig
 from infer.runtime.errors import ContextLengthError, NumericalError, UsageError
 from infer.runtime.generation import TextStream, generate
@@ -42,7 +43,9 @@ def _sampling(**changes: object) -> SamplingParams:
                              **changes})  # fmt: skip
 
 
-def _run(model: LoadedModel, requests: dict[str, tuple[tuple[int, ...], SamplingParams]]) -> dict[str, list[tuple]]:
+def _run(
+    model: LoadedModel, requests: dict[str, tuple[tuple[int, ...], SamplingParams]]
+) -> dict[str, list[tuple]]:
     """Each request's (id, logprob, alternatives), driven together to the end."""
     for name, (prompt, sampling) in requests.items():
         model.engine.add(Request(name, prompt, sampling))
@@ -241,7 +244,9 @@ def test_deltas_add_up_to_the_decoding_for_every_length(load: Load) -> None:
 
 def test_a_cancelled_stream_keeps_its_text_and_frees_its_blocks(load: Load) -> None:
     model = load()
-    stream = TextStream(model.engine, model.tokenizer, Request("c", _prompt(12, 30), _sampling(max_tokens=40)))
+    stream = TextStream(
+        model.engine, model.tokenizer, Request("c", _prompt(12, 30), _sampling(max_tokens=40))
+    )
     seen = next(stream) + next(stream)
     rest = stream.cancel()
     assert stream.generation.text == seen + rest

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from infer.quant.base import get_format
 from infer.quant.kernels.base import WeightSource, create_kernel
 from infer.runtime.batch import build_batch
@@ -99,13 +100,23 @@ def test_rope_scalings_equal_transformers(kind: str) -> None:
     parameters = {"rope_type": kind, "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 256,
                   "low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}  # fmt: skip
     unused = {
-        "linear": {"original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"},
+        "linear": {
+            "original_max_position_embeddings",
+            "low_freq_factor",
+            "high_freq_factor",
+            "beta_fast",
+            "beta_slow",
+        },
         "llama3": {"beta_fast", "beta_slow"},
         "yarn": {"low_freq_factor", "high_freq_factor"},
     }[kind]
     theirs = LlamaRotaryEmbedding(
-        LlamaConfig(hidden_size=256, num_attention_heads=4, max_position_embeddings=2048,
-                    rope_parameters={k: v for k, v in parameters.items() if k not in unused})  # fmt: skip
+        LlamaConfig(
+            hidden_size=256,
+            num_attention_heads=4,
+            max_position_embeddings=2048,
+            rope_parameters={k: v for k, v in parameters.items() if k not in unused},
+        )  # fmt: skip
     )
     cos, sin = theirs(torch.zeros(1, 500, 64), torch.arange(500).unsqueeze(0))
     config = RopeConfig(dim=64, base=5e5, scaling=kind, factor=8.0, original_context=256)
@@ -173,7 +184,9 @@ def test_kernels_multiply_and_select_rows(type_name: str, kernel: str) -> None:
         stored = gguf.quants.quantize(values, kind)
         dense = torch.from_numpy(gguf.quants.dequantize(stored, kind).reshape(rows, columns).copy())
         raw = torch.from_numpy(stored.view(np.uint8).reshape(rows, -1).copy())
-        source = WeightSource("w", (rows, columns), get_format(type_name), lambda a, b, raw=raw: raw[a:b].flatten())
+        source = WeightSource(
+            "w", (rows, columns), get_format(type_name), lambda a, b, raw=raw: raw[a:b].flatten()
+        )
         built = create_kernel(kernel, torch.device("cpu"), 1)
         weight = built.pack(source)
         assert weight.shape == (rows, columns)

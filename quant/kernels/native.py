@@ -245,7 +245,7 @@ class NativeKernel(WeightKernel):
         packed = _native(weight)
         n, k = packed.shape
         ids = ids.to(torch.int32).contiguous()
-        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < n):
+        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < n):
             raise IndexError(f"row ids must be in [0, {n})")
         out = torch.empty((ids.numel(), k), dtype=torch.float32)
         if ids.numel():

@@ -20,8 +20,8 @@ Progress = Callable[[int, int], None]
 
 
 class Model(abc.ABC):
-    """A family: `read_config` turns metadata into its shape, the constructor takes the weights out of a loader, `forward` is
-    its maths. positions: length of the rope tables, the context in use."""
+    """A family: `read_config` turns metadata into its shape, the constructor takes the weights out of a loader,
+    `forward` is its maths. positions: length of the rope tables, the context in use."""
 
     config: ModelConfig
 

@@ -1,4 +1,4 @@
-"""Llama 1 to 3, SmolLM, TinyLlama, Yi and what else calls itself `llama` in GGUF; qwen2 is the same with q, k, v biases.
+"""Llama 1 to 3, SmolLM, TinyLlama, Yi and what else is `llama` in GGUF; qwen2 is the same with q, k, v biases.
 
 GGUF stores llama's q and k with each head's rotation pairs side by side; qwen2's keep the two halves.
 """

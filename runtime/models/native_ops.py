@@ -1,7 +1,7 @@
-"""The operations as a program for the native library: a model's maths is recorded once and replayed in one call a step.
+"""The operations as a program for the native library: a model's maths, recorded once, replayed in one call a step.
 
-Recording runs `Model.forward` with values that stand for buffers. A buffer goes back to the recorder when the last value
-naming it is gone, so the layers share a handful of them.
+Recording runs `Model.forward` with values that stand for buffers. A buffer goes back to the recorder when the last
+value naming it is gone, so the layers share a handful of them.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class NativeValue:
         """The quantized rows, or None when the producer cannot quantize."""
         if self._acts is None or not isinstance(self._producer, abi.NormOp | abi.AttentionOp | abi.GluOp):
             return None
-        self._producer.acts = ctypes.pointer(self._acts.struct)
-        return self._producer.acts
+        pointer = ctypes.pointer(self._acts.struct)
+        self._producer.acts = pointer
+        return pointer
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Program:
 
 
 class NativeOps(Ops):
-    """Exact: a row's logits depend on nothing but its own sequence. `run` returns a view that the next run overwrites."""
+    """Exact: a row's logits depend on nothing but its own sequence. `run` returns a view that the next run changes."""
 
     def __init__(self, kernel: NativeKernel, cache: PagedKVCache) -> None:
         self._kernel = kernel

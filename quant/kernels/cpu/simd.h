@@ -8,6 +8,7 @@
  *   max_of      a > b ? a : b, so b where either is NaN
  *   round_even  to the nearest integer, ties to even; |x| < 2^22
  *   f16, bf16   stores round to nearest even
+ *   store_i8    takes integers from -128 to 127
  *   sum_of, maximum_of   lanes combined 8, 4, 2 and 1 apart
  */
 #ifndef INFER_SIMD_H
@@ -70,6 +71,10 @@ INFER_INLINE f32x16 load_i8(const int8_t *p) {
 INFER_INLINE void store_f16(uint16_t *p, f32x16 v) {
   _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
+INFER_INLINE void store_i8(int8_t *p, f32x16 v) {
+  _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+}
+INFER_INLINE bool all_of(mask16 m) { return m == 0xFFFF; }
 INFER_INLINE float sum_of(f32x16 v) {
   __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
   __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -141,6 +146,12 @@ INFER_INLINE void store_f16(uint16_t *p, f32x16 v) {
   _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT));
 }
+INFER_INLINE void store_i8(int8_t *p, f32x16 v) {
+  __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)); /* a0 b0 a1 b1 by four lanes */
+  pairs = _mm256_permute4x64_epi64(pairs, 0xD8);
+  _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+}
+INFER_INLINE bool all_of(mask16 m) { return _mm256_movemask_ps(_mm256_and_ps(m.a, m.b)) == 0xFF; }
 INFER_INLINE float sum_of(f32x16 v) {
   __m256 a = _mm256_add_ps(v.a, v.b);
   __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -204,6 +215,15 @@ INFER_INLINE f32x16 load_i8(const int8_t *p) {
 }
 INFER_INLINE void store_f16(uint16_t *p, f32x16 x) {
   for (int i = 0; i < 4; i++) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.v[i])));
+}
+INFER_INLINE void store_i8(int8_t *p, f32x16 x) {
+  int16x4_t half[4];
+  for (int i = 0; i < 4; i++) half[i] = vmovn_s32(vcvtnq_s32_f32(x.v[i]));
+  vst1_s8(p, vmovn_s16(vcombine_s16(half[0], half[1])));
+  vst1_s8(p + 8, vmovn_s16(vcombine_s16(half[2], half[3])));
+}
+INFER_INLINE bool all_of(mask16 m) {
+  return vminvq_u32(vandq_u32(vandq_u32(m.v[0], m.v[1]), vandq_u32(m.v[2], m.v[3]))) != 0;
 }
 INFER_INLINE float sum_of(f32x16 x) {
   float32x4_t a = vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3]));
@@ -275,6 +295,12 @@ INFER_INLINE f32x16 load_bf16(const uint16_t *p) { INFER_EACH(float_of((uint32_t
 INFER_INLINE f32x16 load_i8(const int8_t *p) { INFER_EACH((float)p[i]); }
 INFER_INLINE void store_f16(uint16_t *p, f32x16 x) { for (int i = 0; i < 16; i++) p[i] = float_to_half(x.v[i]); }
 #undef INFER_EACH
+INFER_INLINE void store_i8(int8_t *p, f32x16 x) { for (int i = 0; i < 16; i++) p[i] = (int8_t)x.v[i]; }
+INFER_INLINE bool all_of(mask16 m) {
+  bool all = true;
+  for (int i = 0; i < 16; i++) all = all && m.v[i];
+  return all;
+}
 INFER_INLINE float sum_of(f32x16 x) {
   for (int apart = 8; apart; apart /= 2)
     for (int i = 0; i < apart; i++) x.v[i] += x.v[i + apart];
