@@ -7,6 +7,7 @@ median and the best of the repeats. `python benchmarks/kernel_bench.py --help` l
 from __future__ import annotations
 
 import argparse
+import ctypes
 import statistics
 import time
 from collections.abc import Callable
@@ -60,14 +61,14 @@ class Products:
         self.x = torch.randn(rows, k)
         self.acts = native.ActBuffer.empty(rows, k)
         self.out = torch.empty(rows, n)
-        quantize = abi.QuantizeOp(x=self.x.data_ptr(), acts=abi.pointer(self.acts.struct), width=k)
+        quantize = abi.QuantizeOp(x=self.x.data_ptr(), acts=ctypes.pointer(self.acts.struct), width=k)
         kernel.run([quantize], self.batch)
         self.weights = weights
         self.program = abi.program(*(self._product(weight) for weight in weights))
 
     def _product(self, weight: native.NativeWeight) -> abi.MatmulOp:
-        op = abi.MatmulOp(count=1, x=self.x.data_ptr(), acts=abi.pointer(self.acts.struct))
-        op.w[0] = abi.pointer(weight.struct)
+        op = abi.MatmulOp(count=1, x=self.x.data_ptr(), acts=ctypes.pointer(self.acts.struct))
+        op.w[0] = ctypes.pointer(weight.struct)
         op.out[0] = self.out.data_ptr()
         return op
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from infer.cli import ls, pull, rm, run, show, tokenize
+from infer.cli import bench, ls, perplexity, pull, rm, run, show, tokenize
 from infer.cli.output import ReaderGone
 from infer.cli.render import say
 from infer.cli.signals import INTERRUPTED, READER_GONE, TERMINATED, Terminated, install, leave
@@ -57,6 +57,8 @@ app = typer.Typer(
 )
 app.command("run", cls=_Command)(run.run)
 app.command("tokenize", cls=_Command)(tokenize.tokenize)
+app.command("bench", cls=_Command)(bench.bench)
+app.command("perplexity", cls=_Command)(perplexity.perplexity)
 app.command("pull", cls=_Command, help=pull.HELP)(pull.pull)
 app.command("ls", cls=_Command, help=ls.HELP)(ls.ls)
 app.command("show", cls=_Command, help=show.HELP)(show.show)

@@ -22,12 +22,7 @@ def report_object(model: LoadedModel, generation: Generation, seed: int) -> dict
         "stop_reason": generation.stop_reason,
         "usage": generation.stats.usage(),
         "timings": generation.stats.timings(),
-        "model": {
-            "name": model.name,
-            "fingerprint": model.fingerprint,
-            "architecture": model.config.architecture,
-            "quantization": model.quantization,
-        },
+        "model": model_object(model),
         "seed": seed,
         "device": model.device,
         "exact": model.exact,
@@ -35,6 +30,16 @@ def report_object(model: LoadedModel, generation: Generation, seed: int) -> dict
     if generation.logprobs:
         report["logprobs"] = [logprob_object(item, model.tokenizer) for item in generation.logprobs]
     return report
+
+
+def model_object(model: LoadedModel) -> dict[str, object]:
+    """Which model it was. The fingerprint may cost a pass over the file."""
+    return {
+        "name": model.name,
+        "fingerprint": model.fingerprint,
+        "architecture": model.config.architecture,
+        "quantization": model.quantization,
+    }
 
 
 def logprob_object(item: TokenLogprob, tokenizer: Tokenizer) -> dict[str, object]:

@@ -11,8 +11,9 @@ from infer.runtime.errors import ContextLengthError, NumericalError, UsageError
 from infer.runtime.model_runner import ModelRunner
 from infer.runtime.request import FinishReason, Request, RequestOutput, Sequence, TokenLogprob
 from infer.runtime.scheduler import Scheduler
+from infer.runtime.scoring import token_logprobs
 from infer.samplers.chain import SamplerChain, SampleRow, sample
-from infer.samplers.errors import InvalidLogitsError
+from infer.samplers.errors import InvalidLogitsError, SamplingError
 
 
 class Engine:
