@@ -90,7 +90,10 @@ class Engine:
         Raises NumericalError when logits are NaN or infinite, UsageError when a request's logit_bias leaves it no
         token; that request is dropped, the others compute this step again.
         """
-        scheduled = self._scheduler.schedule().scheduled
+        plan = self._scheduler.schedule()
+        scheduled = plan.scheduled
+        for source, target in plan.copies:
+            self._runner.cache.copy(source, target)
         if not scheduled:
             return []
         logits = self._runner.forward(build_batch(scheduled))

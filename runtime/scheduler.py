@@ -13,9 +13,13 @@ from infer.runtime.request import FinishReason, Sequence, SequenceStatus
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """scheduled: (sequence, tokens to compute from num_computed on), each at least 1."""
+    """scheduled: (sequence, tokens to compute from num_computed on), each at least 1.
+
+    copies: (source block, target block), in order, to be made before anything is computed, also when there is nothing.
+    """
 
     scheduled: list[tuple[Sequence, int]]
+    copies: list[tuple[int, int]]
 
 
 class Scheduler:
@@ -36,12 +40,14 @@ class Scheduler:
         self._max_sequences = max_sequences
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self._copies: list[tuple[int, int]] = []
 
     def add(self, seq: Sequence) -> None:
         self.waiting.append(seq)
 
     def schedule(self) -> SchedulerOutput:
         """The next step's work; empty when nothing is left to do."""
+        self._release_copied()
         scheduled: dict[int, tuple[Sequence, int]] = {}
         left = self._budget or (1 << 62)
         decoding = [s for s in self.running if len(s.token_ids) - s.num_computed == 1]
@@ -65,17 +71,13 @@ class Scheduler:
                 break
             scheduled[id(seq)] = (seq, count)
             left -= count
-        return SchedulerOutput(list(scheduled.values()))
+        return SchedulerOutput(list(scheduled.values()), self._copies)
 
     def computed(self, seq: Sequence, count: int) -> None:
         """Record that a step computed `count` more tokens; full blocks become findable."""
         before, seq.num_computed = seq.num_computed, seq.num_computed + count
-        if self._prefix is None:
-            return
         for index in range(before // BLOCK_SIZE, seq.num_computed // BLOCK_SIZE):
-            ids = seq.token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
-            parent = seq.block_table[index - 1] if index else None
-            self._prefix.insert(seq.block_table[index], parent, ids)
+            self._remember(seq, index)
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """Take a sequence out, in whatever state it is; its full blocks stay findable until their room is needed."""
@@ -92,14 +94,38 @@ class Scheduler:
     def _admit(self, seq: Sequence) -> bool:
         """Take what the prefix cache has; True when at least one block more can be had for it."""
         if self._prefix is not None and not seq.block_table:
-            seq.block_table = self._prefix.match(seq.reusable_ids)
+            seq.block_table, partial = self._prefix.match(seq.reusable_ids)
             seq.num_computed = len(seq.block_table) * BLOCK_SIZE
+            if partial is not None:
+                self._copy(seq, *partial)
             if not seq.admitted:
                 seq.admitted, seq.num_cached = True, seq.num_computed
         if self._pool.available < 1:
             self._give_back(seq)
             return False
         return True
+
+    def _copy(self, seq: Sequence, source: int, length: int) -> None:
+        """Continue seq with the first positions of a block that the caller holds until the copy is made."""
+        target = self._pool.allocate()
+        if target is None:
+            self._pool.release(source, keep=True)
+            return
+        self._copies.append((source, target))
+        seq.block_table.append(target)
+        seq.num_computed += length
+
+    def _release_copied(self) -> None:
+        for source, _ in self._copies:
+            self._pool.release(source, keep=self._prefix is not None and source in self._prefix)
+        self._copies = []
+
+    def _remember(self, seq: Sequence, index: int) -> None:
+        """Make the computed part of a block of seq findable."""
+        if self._prefix is None:
+            return
+        ids = seq.token_ids[index * BLOCK_SIZE : min((index + 1) * BLOCK_SIZE, seq.num_computed)]
+        self._prefix.insert(seq.block_table[index], seq.block_table[index - 1] if index else None, ids)
 
     def _missing(self, seq: Sequence, count: int) -> int:
         return -(-(seq.num_computed + count) // BLOCK_SIZE) - len(seq.block_table)
@@ -126,6 +152,8 @@ class Scheduler:
         self.waiting.appendleft(seq)
 
     def _give_back(self, seq: Sequence) -> None:
+        if seq.num_computed % BLOCK_SIZE:
+            self._remember(seq, seq.num_computed // BLOCK_SIZE)
         # the last block first, so that of one chain the tail is evicted before the head
         for block in reversed(seq.block_table):
             self._pool.release(block, keep=self._prefix is not None and block in self._prefix)

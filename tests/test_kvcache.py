@@ -95,9 +95,28 @@ def test_a_prefix_of_whole_blocks_is_found_and_one_token_is_left_over() -> None:
     table = _fill(pool, cache, ids)
     for length in range(1, 3 * BLOCK_SIZE + 1):
         found = cache.match(ids[:length])
-        assert found == table[: (length - 1) // BLOCK_SIZE]
-    assert cache.match([*ids[:70], ids[70] + 1, *ids[71:]]) == table[:1]
-    assert cache.match([ids[0] + 1, *ids[1:]]) == []
+        whole, rest = divmod(length - 1, BLOCK_SIZE)
+        assert found == (table[:whole], (table[whole], rest) if rest else None)
+    assert cache.match([*ids[:70], ids[70] + 1, *ids[71:]]) == (table[:1], (table[1], 6))
+    assert cache.match([ids[0] + 1, *ids[1:]]) == ([], None)
+
+
+def test_a_block_that_was_never_full_lends_what_it_has() -> None:
+    pool = BlockPool(4)
+    cache = PrefixCache(pool)
+    ids = _ids(5, BLOCK_SIZE + 20)
+    whole = _fill(pool, cache, ids)[0]
+    short, long = pool.allocate(), pool.allocate()
+    cache.insert(short, whole, ids[BLOCK_SIZE : BLOCK_SIZE + 8])
+    cache.insert(long, whole, [*ids[BLOCK_SIZE : BLOCK_SIZE + 15], 1, 2])
+    assert cache.match(ids) == ([whole], (long, 15))
+    assert cache.match(ids[: BLOCK_SIZE + 6]) == ([whole], (long, 5))
+    for _ in range(2):
+        pool.release(long, keep=True)
+    pool.release(long, keep=True)
+    assert pool.allocate() is not None
+    assert pool.allocate() == long
+    assert cache.match(ids) == ([whole], (short, 8))
 
 
 def test_an_evicted_block_is_no_longer_found() -> None:
@@ -106,11 +125,11 @@ def test_an_evicted_block_is_no_longer_found() -> None:
     ids = _ids(2, 2 * BLOCK_SIZE + 1)
     for block in reversed(_fill(pool, cache, ids)):
         pool.release(block, keep=block in cache)
-    assert len(cache.match(ids)) == 2
+    assert len(cache.match(ids).blocks) == 2
     pool.release(1, keep=True)
     pool.release(0, keep=True)
     assert pool.allocate() is not None
-    assert len(cache.match(ids)) in (0, 1)
+    assert len(cache.match(ids).blocks) in (0, 1)
 
 
 def test_equal_text_elsewhere_keeps_the_first_block_and_orphans_are_not_stored() -> None:
@@ -121,7 +140,7 @@ def test_equal_text_elsewhere_keeps_the_first_block_and_orphans_are_not_stored()
     second = pool.allocate()
     cache.insert(second, None, ids[:BLOCK_SIZE])
     assert second not in cache
-    assert cache.match(ids) == [first]
+    assert cache.match(ids) == ([first], None)
     third = pool.allocate()
     cache.insert(third, second, ids[:BLOCK_SIZE])
     assert third not in cache

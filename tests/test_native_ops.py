@@ -233,3 +233,11 @@ def test_what_leaves_its_buffers_is_refused(native: Native) -> None:
     op = QuantizeOp(x=address(x), acts=ctypes.pointer(acts.struct), width=32)
     assert native.status(rows_batch(2), op) == -1
     assert native.status(rows_batch(1), op) == 0
+
+    short = ActBuffers(4, 64)
+    weight = Weight(n=16, k=32, bits=8, group=32)
+    matmul = abi.MatmulOp(count=1, acts=ctypes.pointer(short.struct), x=address(x))
+    matmul.w[0], matmul.out[0] = ctypes.pointer(weight), address(out)
+    assert native.status(rows_batch(1), matmul) == -1  # activations of another width
+    matmul.count = 5
+    assert native.status(rows_batch(1), matmul) == -1

@@ -38,6 +38,11 @@ class PagedKVCache:
         self.key_scales = [torch.empty(scale_shape, dtype=torch.float32, device=device) for _ in scaled]
         self.value_scales = [torch.empty(scale_shape, dtype=torch.float32, device=device) for _ in scaled]
 
+    def copy(self, source: int, target: int) -> None:
+        """Make block `target` hold what block `source` holds."""
+        for tensor in (*self.keys, *self.values, *self.key_scales, *self.value_scales):
+            tensor[target] = tensor[source]
+
     def store(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k and v [T, kv_heads, head_dim] to slots int64 [T]."""
         block, offset = slots // BLOCK_SIZE, slots % BLOCK_SIZE

@@ -1,24 +1,35 @@
-"""Finds computed KV blocks again by the tokens they hold. In memory, full blocks only, torch-free.
+"""Finds computed KV blocks again by the tokens they hold. In memory, torch-free.
 
-A block's key is SHA-256 over its parent's key and its ids as little-endian 64-bit integers, so equal keys mean equal
-text from the first token on: the same positions, and by the first invariant the same K and V.
+A block's key is SHA-256 over its parent's key and its ids, so equal keys mean equal text from the first token on: the same
+positions, and by the first invariant the same K and V. Whole blocks are shared. Of a block that begins with the
+wanted tokens and goes on differently, or that was never filled, the common part can be copied.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence as Ids
+from typing import NamedTuple
 
 from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.kvcache.block_pool import BlockPool
 
 ROOT = b""
+SIBLINGS = 32  # blocks with one parent that are compared token by token, latest first
 
 
 def block_key(parent: bytes, ids: Ids[int]) -> bytes:
-    """Key of a block of ids whose left neighbour has the key `parent` (ROOT for the first)."""
+    """Key of a block of 1 to 64 ids whose left neighbour has the key `parent` (ROOT for the first)."""
     return hashlib.sha256(parent + struct.pack(f"<{len(ids)}q", *ids)).digest()
+
+
+class PrefixMatch(NamedTuple):
+    """blocks: whole ones, shared. partial: (block, tokens) whose first tokens continue them, to be copied."""
+
+    blocks: list[int]
+    partial: tuple[int, int] | None
 
 
 class PrefixCache:
@@ -28,27 +39,33 @@ class PrefixCache:
         self._pool = pool
         self._blocks: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
+        self._parents: dict[int, bytes] = {}
+        self._children: defaultdict[bytes, OrderedDict[int, tuple[int, ...]]] = defaultdict(OrderedDict)
         pool.on_evict = self._forget
 
     def __contains__(self, block: int) -> bool:
         return block in self._keys
 
-    def match(self, ids: Ids[int]) -> list[int]:
-        """Blocks of the longest known prefix of whole blocks that leaves at least one id over; each is now held
-        by the caller."""
+    def match(self, ids: Ids[int]) -> PrefixMatch:
+        """The longest known prefix that leaves at least one id over; all its blocks are now held by the caller."""
         held: list[int] = []
         key = ROOT
         for start in range(0, len(ids) - BLOCK_SIZE, BLOCK_SIZE):
-            key = block_key(key, ids[start : start + BLOCK_SIZE])
-            block = self._blocks.get(key)
+            child = block_key(key, ids[start : start + BLOCK_SIZE])
+            block = self._blocks.get(child)
             if block is None:
                 break
             self._pool.hold(block)
             held.append(block)
-        return held
+            key = child
+        start = len(held) * BLOCK_SIZE
+        partial = self._longest(key, ids[start : start + BLOCK_SIZE][: len(ids) - 1 - start])
+        if partial is not None:
+            self._pool.hold(partial[0])
+        return PrefixMatch(held, partial)
 
     def insert(self, block: int, parent: int | None, ids: Ids[int]) -> None:
-        """Remember a full, computed block. parent: the block to its left, None for the first.
+        """Remember a computed block of 1 to 64 ids. parent: the block to its left, None for the first.
 
         Nothing happens when the parent is unknown or the same text is already known in another block.
         """
@@ -59,8 +76,27 @@ class PrefixCache:
         if key not in self._blocks:
             self._blocks[key] = block
             self._keys[block] = key
+            self._parents[block] = parent_key
+            self._children[parent_key][block] = tuple(ids)
+
+    def _longest(self, parent: bytes, ids: Ids[int]) -> tuple[int, int] | None:
+        best: tuple[int, int] | None = None
+        known = self._children.get(parent)
+        if known is None or not ids:
+            return None
+        for block, theirs in list(reversed(known.items()))[:SIBLINGS]:
+            common = next((i for i, (a, b) in enumerate(zip(ids, theirs, strict=False)) if a != b), None)
+            length = min(len(ids), len(theirs)) if common is None else common
+            if length > (best[1] if best else 0):
+                best = (block, length)
+        return best
 
     def _forget(self, block: int) -> None:
         key = self._keys.pop(block, None)
-        if key is not None:
-            del self._blocks[key]
+        if key is None:
+            return
+        del self._blocks[key]
+        parent = self._parents.pop(block)
+        del self._children[parent][block]
+        if not self._children[parent]:
+            del self._children[parent]

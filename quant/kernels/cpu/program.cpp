@@ -64,6 +64,16 @@ bool slots_valid(const infer_batch *batch, int32_t blocks) {
   return true;
 }
 
+bool weights_valid(const op_matmul *op, int32_t rows) {
+  if (op->count < 1 || op->count > 4) return false;
+  for (int32_t i = 0; i < op->count; i++) {
+    const infer_weight *w = op->w[i];
+    if (!w || !op->out[i]) return false;
+    if (w->elem == ELEM_CODES ? !op->acts || !fits(op->acts, rows, w->k) : !op->x) return false;
+  }
+  return true;
+}
+
 /* Whether an operation, whose size is right, can run on this batch without leaving the buffers it describes. */
 bool valid(const op_head *head, const infer_batch *batch) {
   int32_t rows = rows_of(head, batch);
@@ -81,10 +91,7 @@ bool valid(const op_head *head, const infer_batch *batch) {
       const op_quantize *op = (const op_quantize *)head;
       return op->acts && fits(op->acts, rows, op->width);
     }
-    case OP_MATMUL: {
-      const op_matmul *op = (const op_matmul *)head;
-      return op->count >= 1 && op->count <= 4 && (!op->acts || rows <= op->acts->capacity);
-    }
+    case OP_MATMUL: return weights_valid((const op_matmul *)head, rows);
     case OP_ROPE_STORE: {
       const op_rope_store *op = (const op_rope_store *)head;
       return head->rows == 0 && kv_valid(op->kv, op->heads) && op->rope_dim >= 0 && op->rope_dim % 2 == 0 &&
