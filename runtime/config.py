@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 BLOCK_SIZE = 64  # tokens per KV block
 
@@ -17,7 +18,8 @@ class EngineConfig:
     quantize float weights on load. kernel: "auto", "native" (compiled, exact), "torch"
     (inexact), "reference" (slow, exact) or "float32" (dequantized). isa: instruction set of the native kernel.
     prefix_cache: reuse KV blocks of earlier prompts in this process. kv_blocks: blocks of 64 positions to hold,
-    None for one sequence of full context.
+    None for one sequence of full context. cache_dir: folder of the disk cache, None for none. cache_limit: most bytes
+    it may take, None for its own default. cache_read_only: reuse what it holds, write and delete nothing.
     """
 
     device: str = "auto"
@@ -31,6 +33,9 @@ class EngineConfig:
     prefix_cache: bool = True
     max_sequences: int = 64
     kv_blocks: int | None = None
+    cache_dir: Path | None = None
+    cache_limit: int | None = None
+    cache_read_only: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field and what it accepts."""
@@ -45,6 +50,7 @@ class EngineConfig:
             ("prefill_chunk", self.prefill_chunk >= 0, "0 (all at once) or more"),
             ("quant", self.quant in (None, "int8", "int4"), "int8 or int4"),
             ("kv_blocks", self.kv_blocks is None or self.kv_blocks >= 1, "at least 1"),
+            ("cache_limit", self.cache_limit is None or self.cache_limit >= 1, "at least 1 byte"),
             ("max_sequences", 1 <= self.max_sequences <= 4096, "between 1 and 4096"),
         )
         for name, ok, expected in checks:

@@ -11,6 +11,7 @@
     │   └── ChatTemplateError       3  the template raised, ran too long or grew too large
     ├── ContextLengthError          4  the prompt does not fit the context
     ├── NumericalError              1  NaN or infinite logits
+    ├── SessionError                1  a kept conversation is damaged, in use, or cannot be written
     └── OutputError                 1  the answer could not be written
 
 A message is one line that says what failed, where, and what to do. `cli.main` prints it and exits;
@@ -64,6 +65,10 @@ class ContextLengthError(InferError):
 
 
 class NumericalError(InferError):
+    pass
+
+
+class SessionError(InferError):
     pass
 
 

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass
 class GenerationStats:
-    """Times in seconds of wall clock; ttft_s runs from the first prompt token's arrival to the first answer token."""
+    """Times in seconds of wall clock; ttft_s runs from the first prompt token's arrival to the first answer token.
+
+    cached_tokens is what came from memory and disk together. loaded_bytes and loaded_s: what was read from disk and
+    how long it took. saved_s: the time that computing the cached tokens would have taken, less loaded_s.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -17,6 +21,11 @@ class GenerationStats:
     prefill_s: float = 0.0
     ttft_s: float = 0.0
     decode_s: float = 0.0
+    cached_memory_tokens: int = 0
+    cached_disk_tokens: int = 0
+    loaded_bytes: int = 0
+    loaded_s: float = 0.0
+    saved_s: float = 0.0
 
     @property
     def tpot_s(self) -> float:
@@ -33,3 +42,13 @@ class GenerationStats:
     def timings(self) -> dict[str, float]:
         names = ("load_s", "tokenize_s", "prefill_s", "ttft_s", "decode_s", "tpot_s")
         return {name: round(float(getattr(self, name)), 6) for name in names}
+
+    def cache(self) -> dict[str, int | float]:
+        """Where the cached tokens came from, what loading them took and what that saved."""
+        return {
+            "memory_tokens": self.cached_memory_tokens,
+            "disk_tokens": self.cached_disk_tokens,
+            "loaded_bytes": self.loaded_bytes,
+            "loaded_s": round(float(self.loaded_s), 6),
+            "saved_s": round(float(self.saved_s), 6),
+        }

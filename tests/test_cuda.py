@@ -1,4 +1,4 @@
-"""The torch path on a CUDA device: agrees with float32 on the CPU, keeps weights quantized, refuses what is not there."""
+"""The torch path on a CUDA device: agrees with float32 on the CPU and keeps weights quantized."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from infer.runtime.config import EngineConfig
 from infer.runtime.errors import UsageError
 from infer.runtime.generation import generate

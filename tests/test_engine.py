@@ -80,7 +80,7 @@ def test_company_changes_no_bit(load: Load) -> None:
 
 def test_a_prefix_cache_hit_changes_no_bit(load: Load) -> None:
     base = _prompt(3, 3 * BLOCK_SIZE + 5)
-    model, cold = load(), load(prefix_cache=False)
+    model, cold = load(kv_blocks=64), load(prefix_cache=False)
     for cut in (len(base), 2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 2 * BLOCK_SIZE - 1, 10):
         for tail in ((), (5,), (9, 9)):
             prompt = base[:cut] + tail

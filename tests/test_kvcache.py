@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer.runtime.config import BLOCK_SIZE
+from infer.runtime.config import BLOCK_SIZE, ModelConfig, RopeConfig
 from infer.runtime.kvcache.block_pool import BlockPool
+from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.kvcache.prefix import PrefixCache, block_key
 
 
@@ -151,3 +153,29 @@ def test_keys_depend_on_every_id_and_on_the_parent() -> None:
     key = block_key(b"", ids)
     assert key != block_key(b"x", ids)
     assert all(key != block_key(b"", [*ids[:i], ids[i] ^ 1, *ids[i + 1 :]]) for i in range(BLOCK_SIZE))
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "bf16", "f32", "int8"])
+def test_a_block_can_be_read_and_written_back_in_part_or_whole(kv_type: str) -> None:
+    rope = RopeConfig(dim=8)
+    config = ModelConfig(
+        architecture="llama", vocab_size=9, context_length=256, embedding_length=32, block_count=3,
+        feed_forward_length=32, head_count=4, head_count_kv=2, head_dim=8, norm_eps=1e-5, rope=rope,
+    )  # fmt: skip
+    cache = PagedKVCache(config, 3, kv_type, torch.device("cpu"))
+    values = torch.randn(3, 2, BLOCK_SIZE, 2, 8, generator=torch.Generator().manual_seed(1))
+    for layer in range(3):
+        cache.store(layer, torch.arange(BLOCK_SIZE), values[layer, 0], values[layer, 1])
+    for tokens in (1, 17, BLOCK_SIZE):
+        payload = cache.read(0, tokens)
+        assert payload.nbytes == tokens * cache.bytes_per_token
+        cache.write(1, tokens, payload)
+        for layer in range(3):
+            found = cache.gather(layer, torch.tensor([1]), tokens)
+            wanted = cache.gather(layer, torch.tensor([0]), tokens)
+            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+            assert torch.allclose(found[0].float().permute(2, 0, 1), values[layer, 0, :tokens], atol=0.02)
+    cache.copy(1, 2)
+    assert bytes(cache.read(2, BLOCK_SIZE)) == bytes(cache.read(1, BLOCK_SIZE))
+    with pytest.raises(ValueError, match="are not 5 tokens"):
+        cache.write(0, 5, cache.read(0, 4))

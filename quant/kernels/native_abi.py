@@ -7,7 +7,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_ui
 from pathlib import Path
 from typing import Any
 
-ABI = 1
+ABI = 2
 STRIP = 16
 BLOCK = 32
 SCALE_F16, SCALE_F32, SCALE_SUPER = range(3)
@@ -36,7 +36,7 @@ class Acts(Structure):
 
 
 class Kv(Structure):
-    _fields_ = _fields((c_void_p, "k v k_scale v_scale"), (c_int32, "type kv_heads head_dim blocks"))
+    _fields_ = _fields((c_void_p, "k v k_scale v_scale"), (c_int32, "type kv_heads head_dim blocks"), (c_int64, "stride"))
 
 
 class Batch(Structure):

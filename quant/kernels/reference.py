@@ -8,8 +8,7 @@ a block group after group (two when group is 16, else one):
     acc = fma(D, sx * scale, acc);  acc = fma(minimum, sx * S, acc)
 
 D and S are exact integers whatever the order; here they come out of float32 products whose sums stay below 2**24.
-The fma is made in float64 and rounded once more, which differs from a hardware fma in the last bit of about one in
-2**29 results. Float weights multiply in float32, four sums by k % 4, added (0 + 1) + (2 + 3).
+Float weights multiply in float32, four sums by k % 4, added (0 + 1) + (2 + 3).
 """
 
 from __future__ import annotations
@@ -48,8 +47,20 @@ def quantize_rows(x: torch.Tensor) -> QuantizedRows:
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """float32(a * b + c), the product not rounded."""
-    return (a.double() * b.double() + c.double()).float()
+    """float32(a * b + c), rounded once (results below 2**-126 twice).
+
+    The product is exact in float64. Where the float64 sum lies halfway between two float32 numbers after having been
+    rounded itself, it is moved to the side that it was rounded from.
+    """
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    halfway = (total.view(torch.int64) & 0x1FFFFFFF) == 0x10000000
+    if bool(halfway.any()):
+        part = total - addend
+        error = (product - part) + (addend - (total - part))
+        side = torch.where(error > 0, torch.inf, -torch.inf)
+        total = torch.where(halfway & (error != 0), torch.nextafter(total, side.double()), total)
+    return total.float()
 
 
 def matmul_codes(x: torch.Tensor, weight: QuantizedTensor) -> torch.Tensor:

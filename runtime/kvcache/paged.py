@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from infer.runtime.config import BLOCK_SIZE, ModelConfig
@@ -10,12 +11,13 @@ KV_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, 
 
 
 class PagedKVCache:
-    """Per layer:
+    """A block is one run of `block_bytes` bytes that holds all layers, so that it is copied, stored and read back whole.
+    Per layer, as views into it:
 
         keys[layer]    [blocks, kv_heads, head_dim, 64]   transposed: neighbouring positions are adjacent
         values[layer]  [blocks, kv_heads, 64, head_dim]
 
-    With int8, value = code * scale, one float32 scale per head and position (largest magnitude / 127):
+    With int8, value = code * scale, one float32 scale per head and position (largest magnitude / 127), after the values:
 
         key_scales[layer], value_scales[layer]   [blocks, kv_heads, 64]; empty lists for other types
 
@@ -27,21 +29,66 @@ class PagedKVCache:
         self.kv_type = kv_type
         self.dtype = KV_TYPES[kv_type]
         heads, dim = config.head_count_kv, config.head_dim
-        key_shape = (blocks, heads, dim, BLOCK_SIZE)
-        value_shape = (blocks, heads, BLOCK_SIZE, dim)
-        layers = range(config.block_count)
-        self.keys = [torch.empty(key_shape, dtype=self.dtype, device=device) for _ in layers]
-        self.values = [torch.empty(value_shape, dtype=self.dtype, device=device) for _ in layers]
+        scale_bytes = 4 if kv_type == "int8" else 0
+        self.bytes_per_token = config.block_count * 2 * heads * (dim * self.dtype.itemsize + scale_bytes)
+        self.block_bytes = self.bytes_per_token * BLOCK_SIZE
+        self._storage = torch.empty((blocks, self.block_bytes), dtype=torch.uint8, device=device)
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self.key_scales: list[torch.Tensor] = []
+        self.value_scales: list[torch.Tensor] = []
+        offset = 0
 
-        scaled = layers if kv_type == "int8" else range(0)
-        scale_shape = (blocks, heads, BLOCK_SIZE)
-        self.key_scales = [torch.empty(scale_shape, dtype=torch.float32, device=device) for _ in scaled]
-        self.value_scales = [torch.empty(scale_shape, dtype=torch.float32, device=device) for _ in scaled]
+        def take(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            nonlocal offset
+            size = int(np.prod(shape)) * dtype.itemsize
+            part = self._storage[:, offset : offset + size].view(dtype)
+            offset += size
+            return part.view(blocks, *shape)
+
+        for _ in range(config.block_count):
+            self.keys.append(take(self.dtype, heads, dim, BLOCK_SIZE))
+            self.values.append(take(self.dtype, heads, BLOCK_SIZE, dim))
+            if scale_bytes:
+                self.key_scales.append(take(torch.float32, heads, BLOCK_SIZE))
+                self.value_scales.append(take(torch.float32, heads, BLOCK_SIZE))
 
     def copy(self, source: int, target: int) -> None:
         """Make block `target` hold what block `source` holds."""
-        for tensor in (*self.keys, *self.values, *self.key_scales, *self.value_scales):
-            tensor[target] = tensor[source]
+        self._storage[target] = self._storage[source]
+
+    def read(self, block: int, tokens: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """The first `tokens` positions of a block, uint8 [tokens * bytes_per_token], copied: per layer K, V (and their
+        scales) in the order above, each cut to those positions."""
+        if tokens == BLOCK_SIZE:
+            return self._storage[block].cpu().numpy().copy()
+        parts = [part[block].narrow(axis, 0, tokens) for part, axis in self._parts()]
+        return torch.cat([part.contiguous().view(torch.uint8).flatten().cpu() for part in parts]).numpy()
+
+    def write(self, block: int, tokens: int, payload: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+        """Put what `read` gave into a block. Raises ValueError when the size does not fit."""
+        if payload.nbytes != tokens * self.bytes_per_token:
+            raise ValueError(f"{payload.nbytes} bytes are not {tokens} tokens of {self.bytes_per_token}")
+        source = torch.from_numpy(payload)
+        if tokens == BLOCK_SIZE:
+            self._storage[block].copy_(source)
+            return
+        offset = 0
+        for part, axis in self._parts():
+            target = part[block].narrow(axis, 0, tokens)
+            size = target.numel() * target.element_size()
+            piece = source[offset : offset + size].clone().view(target.dtype)
+            target.copy_(piece.view(target.shape))
+            offset += size
+
+    def _parts(self) -> list[tuple[torch.Tensor, int]]:
+        """Every array with the axis of its positions, in storage order."""
+        parts = []
+        for layer in range(len(self.keys)):
+            parts += [(self.keys[layer], 2), (self.values[layer], 1)]
+            if self.key_scales:
+                parts += [(self.key_scales[layer], 1), (self.value_scales[layer], 1)]
+        return parts
 
     def store(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k and v [T, kv_heads, head_dim] to slots int64 [T]."""

@@ -80,7 +80,7 @@ class NativeOps(Ops):
                 k=keys.data_ptr(), v=values.data_ptr(), type=KV_TYPES[cache.kv_type],
                 k_scale=cache.key_scales[layer].data_ptr() if cache.key_scales else None,
                 v_scale=cache.value_scales[layer].data_ptr() if cache.value_scales else None,
-                kv_heads=keys.shape[1], head_dim=keys.shape[2], blocks=cache.blocks,
+                kv_heads=keys.shape[1], head_dim=keys.shape[2], blocks=cache.blocks, stride=cache.block_bytes,
             )
             for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True))
         ]  # fmt: skip

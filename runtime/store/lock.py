@@ -1,4 +1,4 @@
-"""One process at a time per download."""
+"""One process at a time per download, or per conversation."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infer.runtime.errors import DownloadError
+from infer.runtime.errors import DownloadError, InferError
 from infer.runtime.store.files import Notify
 
 
 @contextmanager
-def exclusive(path: Path, *, busy: str, notify: Notify | None) -> Iterator[None]:
+def exclusive(
+    path: Path, *, busy: str, notify: Notify | None, error: type[InferError] = DownloadError
+) -> Iterator[None]:
     """Hold an flock on `path`, which is removed at the end.
 
-    While another process holds it: say `busy` once through `notify` and wait, or raise DownloadError(busy)
-    where notify is None. The kernel lets go of the lock when the holder dies, however it dies.
+    While another process holds it: say `busy` once through `notify` and wait, or raise error(busy) where
+    notify is None. The kernel lets go of the lock when the holder dies, however it dies.
     """
-    descriptor = _acquire(path, busy, notify)
+    descriptor = _acquire(path, busy, notify, error)
     try:
         yield
     finally:
@@ -26,7 +28,7 @@ def exclusive(path: Path, *, busy: str, notify: Notify | None) -> Iterator[None]
         os.close(descriptor)
 
 
-def _acquire(path: Path, busy: str, notify: Notify | None) -> int:
+def _acquire(path: Path, busy: str, notify: Notify | None, error: type[InferError]) -> int:
     import fcntl
 
     said = False
@@ -37,7 +39,7 @@ def _acquire(path: Path, busy: str, notify: Notify | None) -> int:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if notify is None:
-                    raise DownloadError(busy) from None
+                    raise error(busy) from None
                 if not said:
                     notify(busy)
                     said = True

@@ -1,4 +1,4 @@
-/* Quantization of activations, per 32 inputs; plain loops that every compiler turns into vectors. */
+/* Quantization of activations, per 32 inputs. */
 #ifndef INFER_ACT_QUANT_H
 #define INFER_ACT_QUANT_H
 #include "infer_cpu.h"
@@ -6,37 +6,22 @@
 
 namespace {
 
-const uint32_t ACT_INFINITY = 0x7F800000;
-const uint32_t ACT_SMALLEST = (127 - 119) << 23; /* 2^-119 */
-
 /* x: 32 floats, of any alignment; sums: two. */
 INFER_INLINE void quantize_block(const float *x, int8_t *codes, float *scale, int32_t *sums) {
-  uint32_t bits[32], largest = 0;
-  memcpy(bits, x, sizeof bits);
-  for (int i = 0; i < 32; i++) { /* magnitudes compare as integers, NaN above infinity */
-    int32_t magnitude = (int32_t)(bits[i] & 0x7FFFFFFF);
-    largest = (int32_t)largest > magnitude ? largest : (uint32_t)magnitude;
-  }
-  if (largest >= ACT_INFINITY || largest < ACT_SMALLEST) {
-    *scale = largest >= ACT_INFINITY ? __builtin_nanf("") : 0.0f;
+  f32x16 a = load(x), b = load(x + 16), size_a = abs_of(a), size_b = abs_of(b), infinity = set1(__builtin_inff());
+  float amax = maximum_of(max_of(size_a, size_b));
+  bool finite = all_of(less(size_a, infinity)) && all_of(less(size_b, infinity));
+  if (!finite || amax < 0x1p-119f) {
+    *scale = finite ? 0.0f : __builtin_nanf("");
     memset(codes, 0, 32);
     sums[0] = sums[1] = 0;
     return;
   }
-  float amax, values[32];
-  memcpy(&amax, &largest, 4);
-  memcpy(values, x, sizeof values);
+  f32x16 inverse = set1(127.0f / amax);
+  a = round_even(mul(a, inverse)), b = round_even(mul(b, inverse));
+  store_i8(codes, a), store_i8(codes + 16, b);
   *scale = amax / 127.0f;
-  float inverse = 127.0f / amax;
-  int32_t rounded[32], total[2] = {0, 0};
-  for (int i = 0; i < 32; i++) {
-    float shifted = values[i] * inverse + MAGIC; /* its low bits are the product rounded to nearest even */
-    memcpy(&rounded[i], &shifted, 4);
-    rounded[i] -= 0x4B400000;
-  }
-  for (int i = 0; i < 32; i++) codes[i] = (int8_t)rounded[i];
-  for (int i = 0; i < 16; i++) total[0] += rounded[i], total[1] += rounded[i + 16];
-  sums[0] = total[0], sums[1] = total[1];
+  sums[0] = (int32_t)sum_of(a), sums[1] = (int32_t)sum_of(b); /* exact: integers below 2^12 */
 }
 
 void quantize_row(const float *x, const infer_acts *acts, int64_t row) {

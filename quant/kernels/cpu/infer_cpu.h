@@ -41,7 +41,7 @@
 extern "C" {
 #endif
 
-enum { INFER_ABI = 1, INFER_STRIP = 16, INFER_BLOCK = 32, INFER_KV_BLOCK = 64 };
+enum { INFER_ABI = 2, INFER_STRIP = 16, INFER_BLOCK = 32, INFER_KV_BLOCK = 64 };
 enum { SCALE_F16 = 0, SCALE_F32 = 1, SCALE_SUPER = 2 };
 enum { ELEM_CODES = 0, ELEM_F32 = 1, ELEM_F16 = 2, ELEM_BF16 = 3 };
 enum { KV_F16 = 0, KV_BF16 = 1, KV_F32 = 2, KV_INT8 = 3 };
@@ -76,11 +76,13 @@ typedef struct {
 /* The K and V of one layer: `blocks` blocks of 64 positions.
  *   k [block][kv_head][head_dim][64]   transposed, so that 16 neighbouring positions fill a vector
  *   v [block][kv_head][64][head_dim]
- * KV_INT8 adds f32 scales per head and position: k_scale, v_scale [block][kv_head][64]. */
+ * KV_INT8 adds f32 scales per head and position: k_scale, v_scale [block][kv_head][64].
+ * stride: bytes from a block to the next in each of the arrays, for blocks that hold all layers; 0 for dense arrays. */
 typedef struct {
   void *k, *v;
   float *k_scale, *v_scale;
   int32_t type, kv_heads, head_dim, blocks;
+  int64_t stride;
 } infer_kv;
 
 /* What one step computes: `tokens` rows, `sequences` consecutive runs of them. */
