@@ -196,7 +196,9 @@ def report_lines(model: LoadedModel, found: Measurement) -> list[str]:
             f"{found.read.kv / 1e6:.1f} MB of keys and values per token)"
         )
     if found.bandwidth is not None and found.share is not None:
-        facts["bandwidth"] = f"{found.bandwidth / 1e9:.1f} GB/s measured, of which {found.share * 100:.0f} % used"
+        facts["bandwidth"] = (
+            f"{found.bandwidth / 1e9:.1f} GB/s measured, of which {found.share * 100:.0f} % used"
+        )
     facts["device"] = (
         f"{model.device}, {found.threads} threads, kernel {model.kernel}, exact: {str(model.exact).lower()}"
     )

@@ -51,14 +51,19 @@ class Setting:
         return typing.get_origin(self.flag_type) or self.flag_type  # type: ignore[no-any-return]
 
 
+def key(name: str) -> str:
+    """The name in the config file: that of the field, less the `_` that keeps `continue_` off the keyword."""
+    return name.rstrip("_")
+
+
 def flag(name: str) -> str:
     """`top_k` → `--top-k`."""
-    return "--" + name.replace("_", "-")
+    return "--" + key(name).replace("_", "-")
 
 
 def variable(name: str) -> str:
     """`top_k` → `INFER_TOP_K`."""
-    return "INFER_" + name.upper()
+    return "INFER_" + key(name).upper()
 
 
 def settings(group: type[Options]) -> Mapping[str, Setting]:
@@ -106,9 +111,9 @@ def resolve(
         elif environ.get(variable(name)):
             values[name] = _from_text(setting, environ[variable(name)])
             origins[name] = variable(name)
-        elif name in table:
-            values[name] = _from_toml(setting, table[name], path)
-            origins[name] = f"{name} in {path}"
+        elif key(name) in table:
+            values[name] = _from_toml(setting, table[key(name)], path)
+            origins[name] = f"{key(name)} in {path}"
     return group(origins=types.MappingProxyType(origins), **values)
 
 
@@ -135,7 +140,7 @@ def _from_toml(setting: Setting, value: object, path: Path) -> object:
         return float(value)
     if kind is not list and type(value) is kind:
         return value
-    raise UsageError(f"{path}: {setting.name} must be {_WORDS[kind]}, not {value!r}")
+    raise UsageError(f"{path}: {key(setting.name)} must be {_WORDS[kind]}, not {value!r}")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -154,7 +159,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not a TOML file: {error}") from None
     known = _known()
-    unknown = [key for key in table if key not in known]
+    unknown = [name for name in table if name not in known]
     if unknown:
         raise UsageError(
             f"{path}: unknown key {unknown[0]!r}; keys are flag names with _ for -, such as top_k"
@@ -170,6 +175,6 @@ def _known() -> set[str]:
     groups = [Options]
     while groups:
         group = groups.pop()
-        names.update(settings(group))
+        names.update(key(name) for name in settings(group))
         groups.extend(group.__subclasses__())
     return names

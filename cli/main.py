@@ -12,14 +12,14 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
-from infer.cli import bench, ls, perplexity, pull, rm, run, show, tokenize
+from infer.cli import bench, cache, ls, perplexity, pull, rm, run, sessions, show, tokenize
 from infer.cli.output import ReaderGone
 from infer.cli.render import say
 from infer.cli.signals import INTERRUPTED, READER_GONE, TERMINATED, Terminated, install, leave
@@ -63,6 +63,32 @@ app.command("pull", cls=_Command, help=pull.HELP)(pull.pull)
 app.command("ls", cls=_Command, help=ls.HELP)(ls.ls)
 app.command("show", cls=_Command, help=show.HELP)(show.show)
 app.command("rm", cls=_Command, help=rm.HELP)(rm.rm)
+
+
+def _add_group(name: str, text: str, commands: Mapping[str, Callable[..., None]]) -> None:
+    """`infer NAME COMMAND`. Without a command it prints its help."""
+    group = typer.Typer(cls=_Group, rich_markup_mode=None)
+
+    @group.callback(invoke_without_command=True, help=text)
+    def group_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    for command, function in commands.items():
+        group.command(command, cls=_Command)(function)
+    app.add_typer(group, name=name)
+
+
+_add_group(
+    "cache",
+    cache.HELP,
+    {"ls": cache.ls, "info": cache.info, "verify": cache.verify, "prune": cache.prune, "clear": cache.clear},
+)
+_add_group(
+    "session",
+    sessions.HELP,
+    {"ls": sessions.ls, "show": sessions.show, "rm": sessions.rm, "export": sessions.export},
+)
 
 
 def _print_version(wanted: bool) -> None:

@@ -84,7 +84,28 @@ class SourceOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(SourceOptions):
+class CacheOptions(Options):
+    """Where the disk cache lies and how large it may be."""
+
+    cache_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--cache-dir", metavar="DIR", help="Folder of the disk cache. [default: the user's cache]"
+        ),
+    ] = None
+    cache_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--cache-limit",
+            metavar="SIZE",
+            help="Most the disk cache may take, such as 20GB or 512MiB; 0: no disk cache. "
+            "[default: 10 % of the free disk, at most 20GB]",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(SourceOptions, CacheOptions):
     ctx: Annotated[
         int | None, typer.Option("--ctx", metavar="N", help="Tokens of context. [default: the model's]")
     ] = None
@@ -102,7 +123,14 @@ class EngineOptions(SourceOptions):
     prefill_chunk: Annotated[
         int, typer.Option("--prefill-chunk", metavar="N", help="Prompt tokens per step, 0 for all at once.")
     ] = 512
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Reuse nothing of earlier prompts.")] = False
+    no_cache: Annotated[
+        bool,
+        typer.Option("--no-cache", help="Reuse nothing of earlier prompts and keep nothing, memory or disk."),
+    ] = False
+    cache_read_only: Annotated[
+        bool,
+        typer.Option("--cache-read-only", help="Reuse what the disk cache holds, but write nothing to it."),
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,9 +209,37 @@ class PromptOptions(TextOptions):
             "--truncate",
             metavar="head|tail",
             help="Cut the beginning (head) or the end (tail) of a prompt that does not fit, leaving room for "
-            "-n tokens, else for a quarter of the context up to 256.",
+            "-n tokens, else for a quarter of the context up to 256. Of a session, the oldest turns go first.",
         ),
     ] = None
+
+
+def complete_session(incomplete: str) -> list[str]:
+    """Names of sessions, the one used last first."""
+    from infer.runtime.errors import InferError
+    from infer.runtime.store.sessions import SessionStore
+
+    try:
+        files = SessionStore(config.data_dirs()).files()
+    except InferError:
+        return []
+    return [file.name for file in files if file.name.startswith(incomplete)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions(Options):
+    session: Annotated[
+        str | None,
+        typer.Option(
+            "--session",
+            metavar="NAME",
+            help="Begin or go on with a conversation that is kept under this name.",
+            autocompletion=complete_session,
+        ),
+    ] = None
+    continue_: Annotated[
+        bool, typer.Option("--continue", help="Go on with the session that was used last.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from infer.runtime.errors import ContextLengthError
@@ -19,7 +20,8 @@ _MOST_ROOM = 256
 class PromptEncoder:
     """template None: the text as it is, with BOS as the file asks. special: control tokens in it take effect.
 
-    system and prefill belong to a chat; prefill is where the answer begins.
+    system, prefill and history belong to a chat: prefill is where the answer begins, history the turns before
+    this one, each a question and its answer.
     """
 
     tokenizer: Tokenizer
@@ -27,6 +29,7 @@ class PromptEncoder:
     special: bool = False
     system: str | None = None
     prefill: str | None = None
+    history: tuple[tuple[str, str], ...] = ()
 
     def encode(self, text: str) -> list[int]:
         """Ids of the whole prompt. Raises ChatTemplateError."""
@@ -34,9 +37,10 @@ class PromptEncoder:
             return self.tokenizer.encode_prompt(text, special=self.special)
         from infer.runtime.tokenizer.chat_template import Segment, encode_segments
 
-        messages = [{"role": "user", "content": text}]
-        if self.system:
-            messages.insert(0, {"role": "system", "content": self.system})
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for question, answer in self.history:
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        messages.append({"role": "user", "content": text})
         segments = self.template.render(messages)
         if self.prefill:
             # One run with the text before it, as an assistant's message is tokenized in training.
@@ -47,11 +51,13 @@ class PromptEncoder:
 
 @dataclass(frozen=True)
 class Fitted:
-    """ids of a prompt that fits; tokens: how many it had; dropped: how many of them were cut."""
+    """ids of a prompt that fits; tokens: how many it had with its whole history; turns: how many of that were left
+    out; dropped: how many tokens were cut off the text besides."""
 
     ids: list[int]
     tokens: int
     dropped: int = 0
+    turns: int = 0
 
 
 def answer_room(max_tokens: int | None, context: int) -> int:
@@ -63,18 +69,28 @@ def answer_room(max_tokens: int | None, context: int) -> int:
 def fit(encoder: PromptEncoder, text: str, context: int, *, side: str | None, room: int = 1) -> Fitted:
     """The prompt's ids, at most `context` of them; with a side to cut, at most `context - room` if possible.
 
-    Cut is the user's text, at its beginning (head) or end (tail): a chat's template and system message stay.
+    Left out are the oldest turns of the history, as few as will do. Where that is not enough the user's text is
+    cut, at its beginning (head) or end (tail): a chat's template and system message stay.
     Raises ContextLengthError with both numbers when the prompt is too long and may not be, or cannot be, cut.
     """
     ids = encoder.encode(text)
     tokens = len(ids)
     if tokens <= context - (room if side else 0):
         return Fitted(ids, tokens)
+    if side is None and encoder.history:
+        raise ContextLengthError(
+            f"the conversation has {tokens} tokens with its {len(encoder.history)} earlier turns, context holds "
+            f"{context}; use --truncate head to leave out the oldest turns, a larger --ctx or another session"
+        )
     if side is None:
         raise ContextLengthError(
             f"prompt has {tokens} tokens, context holds {context}; use --truncate head|tail or a larger --ctx"
         )
     limit = context - room
+    if encoder.history:
+        turns = _turns_to_drop(encoder, text, limit)
+        rest = replace(encoder, history=encoder.history[turns:])
+        return replace(fit(rest, text, context, side=side, room=room), tokens=tokens, turns=turns)
     kept = (
         cut_raw(encoder, ids, limit, side)
         if encoder.template is None
@@ -89,6 +105,16 @@ def fit(encoder: PromptEncoder, text: str, context: int, *, side: str | None, ro
             f"{context}, less {room} for the answer: use a larger --ctx or a smaller -n"
         )
     return Fitted(kept, tokens, tokens - len(kept))
+
+
+def _turns_to_drop(encoder: PromptEncoder, text: str, limit: int) -> int:
+    """The fewest oldest turns to leave out for at most `limit` ids, all of them where that does not help."""
+    turns = len(encoder.history)
+
+    def fits(dropped: int) -> bool:
+        return len(replace(encoder, history=encoder.history[dropped:]).encode(text)) <= limit
+
+    return 1 + bisect_left(range(1, turns), True, key=fits)
 
 
 def cut_raw(encoder: PromptEncoder, ids: list[int], limit: int, side: str) -> list[int] | None:

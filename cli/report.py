@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from infer.runtime.store.files import human_size
+
 if TYPE_CHECKING:
     from infer.runtime.generation import Generation
     from infer.runtime.loader import LoadedModel
@@ -21,6 +23,7 @@ def report_object(model: LoadedModel, generation: Generation, seed: int) -> dict
         "finish_reason": None if reason is None else str(reason),
         "stop_reason": generation.stop_reason,
         "usage": generation.stats.usage(),
+        "cache": generation.stats.cache(),
         "timings": generation.stats.timings(),
         "model": model_object(model),
         "seed": seed,
@@ -59,6 +62,8 @@ def stats_lines(model: LoadedModel, generation: Generation, seed: int) -> list[s
     facts = {
         "model": f"{model.name} ({model.config.architecture}, {model.quantization})",
         "prompt": f"{stats.prompt_tokens} tokens, {stats.cached_tokens} cached",
+        "cache": f"{stats.cached_memory_tokens} tokens from memory, {stats.cached_disk_tokens} from disk "
+        f"({human_size(stats.loaded_bytes)} in {stats.loaded_s:.3f} s), {stats.saved_s:.2f} s saved",
         "answer": f"{stats.completion_tokens} tokens",
         "finish": f"{generation.finish_reason}" + ("" if stop is None else f" ({stop})"),
         "load": f"{stats.load_s:.2f} s",

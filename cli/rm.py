@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated
 
 import typer
@@ -37,12 +36,8 @@ def rm(
     path = stored_file(name, dirs)
     entry = catalog.find(name)
     there = os.path.lexists(path) or (entry is not None and partial_bytes(entry, dirs) > 0)
-    if there and not yes:
-        if not (render.is_terminal(sys.stdin) and render.is_terminal(sys.stderr)):
-            raise UsageError(f"rm asks before it deletes {path}, but there is no terminal to ask on: give -y")
-        if not typer.confirm(f"Delete {render.one_line(str(path))}?", err=True):
-            render.say("nothing was deleted")
-            return
+    if there and not yes and not render.confirm_deletion("rm", str(path)):
+        return
     freed = remove(name, dirs)
     if not options.quiet:
         render.say(f"deleted {name}: {human_size(freed)}")

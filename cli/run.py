@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infer.cli import report, session
+from infer.cli import conversation, report, session
+from infer.cli.conversation import Conversation, ConversationOptions
 from infer.cli.input import PromptInput, checked_argument, read_prompt
 from infer.cli.options import (
     EngineOptions,
     InputOptions,
     NoteOptions,
     OutputOptions,
-    PromptOptions,
     SamplingOptions,
     takes,
 )
@@ -24,7 +24,7 @@ from infer.cli.prompt import HEAD, TAIL, PromptEncoder, answer_room, fit
 from infer.cli.render import Notes, say
 from infer.cli.sampling import draw_seed, sampling_params
 from infer.cli.signals import Terminated, held
-from infer.runtime.errors import UsageError
+from infer.runtime.errors import InferError, UsageError
 
 if TYPE_CHECKING:
     from infer.runtime.generation import Generation
@@ -36,7 +36,9 @@ _PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(OutputOptions, InputOptions, PromptOptions, SamplingOptions, EngineOptions, NoteOptions):
+class RunOptions(
+    OutputOptions, InputOptions, ConversationOptions, SamplingOptions, EngineOptions, NoteOptions
+):
     """Every flag of `infer run`."""
 
 
@@ -51,7 +53,8 @@ def run(
     """Answer one prompt.
 
     The prompt is the content of -f FILES in order, then stdin if it is not a terminal, then the argument,
-    with a blank line between them. The answer goes to stdout and nothing else does.
+    with a blank line between them. The answer goes to stdout and nothing else does. With --session NAME it is
+    the next turn of a conversation that is kept.
     """
     check(options)
     notes = Notes(quiet=options.quiet, verbose=options.verbose)
@@ -62,13 +65,17 @@ def run(
     text = read_prompt(
         PromptInput(options.file or (), prompt, use_stdin=not options.no_stdin, raw=options.raw), notes
     )
-    with session.logging_to(notes):
+    with session.logging_to(notes), conversation.opened(options, notes) as talk:
+        history: tuple[tuple[str, str], ...] = ()
+        if talk is not None:
+            options, history = talk.applied(options), talk.history
         path = session.locate(options, notes)
         with session.open_model(
             path, engine, chat_template=options.chat_template, pre=options.pre, notes=notes
         ) as model:
-            request, tokenize_s = make_request(model, options, text, seed, notes)
-            answer_request(model, request, options, answer, tokenize_s)
+            request, tokenize_s = make_request(model, options, text, seed, notes, history)
+            keeper = _Keeper(talk, text, options.prefill)
+            answer_request(model, request, options, answer, tokenize_s, keeper)
     if peak := report.peak_memory():
         notes.detail(f"peak memory {peak / 2**20:.0f} MiB")
 
@@ -95,6 +102,7 @@ def check(options: RunOptions) -> None:
         for name in ("system", "prefill", "chat_template"):
             if getattr(options, name):
                 raise clash(name, "belongs to a chat, and --raw is none: drop one of them")
+    conversation.check(options)
     for name in ("system", "prefill"):
         if getattr(options, name):
             checked_argument(options.origin(name), getattr(options, name))
@@ -111,9 +119,14 @@ def open_answer(options: OutputOptions) -> Answer:
 
 
 def make_request(
-    model: LoadedModel, options: RunOptions, text: str, seed: int, notes: Notes
+    model: LoadedModel,
+    options: RunOptions,
+    text: str,
+    seed: int,
+    notes: Notes,
+    history: tuple[tuple[str, str], ...] = (),
 ) -> tuple[Request, float]:
-    """The prompt as ids that fit, with its sampling, and the seconds that took.
+    """The prompt, after the turns of a history, as ids that fit, with its sampling, and the seconds that took.
 
     Raises ContextLengthError, ChatTemplateError, UsageError and ModelError.
     """
@@ -122,22 +135,30 @@ def make_request(
     started = time.perf_counter()
     template = None if options.raw else model.chat_template
     if template is None and not options.raw:
-        for name in ("system", "prefill"):
+        for name in ("session", "continue_", "system", "prefill"):
             if getattr(options, name):
                 raise UsageError(
                     f"{options.origin(name)} needs a chat template, and {model.name} has none: "
                     "put the text in the prompt, or give --chat-template"
                 )
         notes.warning(f"{model.name} has no chat template: the text is continued as it is (--raw says so)")
-    encoder = PromptEncoder(model.tokenizer, template, options.special, options.system, options.prefill)
+    encoder = PromptEncoder(
+        model.tokenizer, template, options.special, options.system, options.prefill, history
+    )
     sampling = sampling_params(options, model.sampling_defaults, seed=seed, logprobs=options.logprobs)
     context = model.engine.ctx
     fitted = fit(encoder, text, context, side=options.truncate, room=answer_room(options.max_tokens, context))
     if not fitted.ids:
         raise UsageError("the prompt has no tokens: this model's vocabulary knows nothing of it")
+    uncut = len(fitted.ids) + fitted.dropped
+    if fitted.turns:
+        notes.warning(
+            f"conversation of {fitted.tokens} tokens without its oldest {fitted.turns} of {len(history)} turns: "
+            f"{uncut} tokens; context holds {context}"
+        )
     if fitted.dropped:
         notes.warning(
-            f"prompt cut from {fitted.tokens} to {len(fitted.ids)} tokens at its {options.truncate}: "
+            f"prompt cut from {uncut} to {len(fitted.ids)} tokens at its {options.truncate}: "
             f"context holds {context}"
         )
     notes.detail(f"prompt of {len(fitted.ids)} tokens, context {context}, seed {seed}")
@@ -147,8 +168,29 @@ def make_request(
     return request, time.perf_counter() - started
 
 
+class _Keeper:
+    """Keeps the turn of a conversation, if there is one. What fails then is said or raised once the answer is out."""
+
+    def __init__(self, talk: Conversation | None = None, text: str = "", prefill: str | None = None) -> None:
+        self._talk, self._text, self._prefill = talk, text, prefill
+
+    def keep(self, generation: Generation) -> InferError | None:
+        if self._talk is not None:
+            try:
+                with held():
+                    self._talk.keep(self._text, self._prefill, generation)
+            except InferError as error:
+                return error
+        return None
+
+
 def answer_request(
-    model: LoadedModel, request: Request, options: OutputOptions, answer: Answer, tokenize_s: float
+    model: LoadedModel,
+    request: Request,
+    options: OutputOptions,
+    answer: Answer,
+    tokenize_s: float,
+    keeper: _Keeper,
 ) -> None:
     """Generate and write. An interrupt writes what there is and goes on upwards; so does an error."""
     from infer.runtime.generation import TextStream
@@ -166,10 +208,13 @@ def answer_request(
         stream.cancel()
     except Exception:
         stream.cancel()
+        if failure := keeper.keep(generation):
+            say(f"infer: warning: {failure}")
         relay.forward()
         answer.abandon()
         answer.drain(_PATIENCE_S)
         raise
+    failure = keeper.keep(generation)
     seed = request.sampling.seed
     result = report.report_object(model, generation, seed) if answer.wants_report else None
     with held():
@@ -180,8 +225,12 @@ def answer_request(
     if options.stats:
         for line in report.stats_lines(model, generation, seed):
             say(line)
+    if stop is not None and failure is not None:
+        say(f"infer: warning: {failure}")
     if stop is not None:
         raise stop
+    if failure is not None:
+        raise failure
 
 
 class _Relay:

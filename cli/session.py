@@ -6,15 +6,17 @@ torch is imported here, inside `open_model`, once everything the flags can get w
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infer.cli import config
-from infer.cli.options import EngineOptions, SourceOptions
+from infer.cli.options import CacheOptions, EngineOptions, SourceOptions
 from infer.cli.pull import reported
 from infer.cli.render import Notes, one_line, progress
+from infer.cli.size import parse_size
 from infer.runtime.config import EngineConfig
 from infer.runtime.errors import UsageError
 
@@ -26,6 +28,8 @@ _OPTION = {"prefix_cache": "no_cache"}
 
 def engine_config(options: EngineOptions) -> EngineConfig:
     """Raises UsageError naming the flag, variable or key of a value out of range."""
+    limit = cache_limit(options)
+    on_disk = not options.no_cache and limit != 0
     try:
         return EngineConfig(
             device=options.device,
@@ -36,10 +40,29 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             quant=options.quant,
             kernel=options.kernel,
             prefix_cache=not options.no_cache,
+            cache_dir=cache_dir(options) if on_disk else None,
+            cache_limit=limit if on_disk else None,
+            cache_read_only=options.cache_read_only,
         )
     except ValueError as error:
         field, _, rest = str(error).partition(" ")
         raise UsageError(f"{options.origin(_OPTION.get(field, field))} {rest}") from None
+
+
+def cache_dir(options: CacheOptions) -> Path:
+    """Folder of the disk cache, which need not exist. Raises UsageError for an empty name."""
+    if options.cache_dir is None:
+        return config.data_dirs().cache / "prefix"
+    if not options.cache_dir or "\0" in options.cache_dir:
+        raise UsageError(f"{options.origin('cache_dir')} must be a folder, not {options.cache_dir!r}")
+    return Path(os.path.expanduser(options.cache_dir)).absolute()
+
+
+def cache_limit(options: CacheOptions) -> int | None:
+    """Bytes the disk cache may take, 0 for none at all, None for the default. Raises UsageError."""
+    if options.cache_limit is None:
+        return None
+    return parse_size(options.cache_limit, options.origin("cache_limit"))
 
 
 def locate(options: SourceOptions, notes: Notes) -> Path:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import torch
 
 from infer.runtime.batch import OutputRows, build_batch, output_rows
 from infer.runtime.errors import ContextLengthError, NumericalError, UsageError
+from infer.runtime.kvcache.tier import DiskTier, PrefillRate
 from infer.runtime.model_runner import ModelRunner
 from infer.runtime.request import FinishReason, Request, RequestOutput, Sequence, TokenLogprob
 from infer.runtime.scheduler import Scheduler
 from infer.runtime.scoring import token_logprobs
+from infer.runtime.stats import CacheUse
 from infer.samplers.chain import SamplerChain, SampleRow, sample
 from infer.samplers.errors import InvalidLogitsError, SamplingError
 
@@ -19,17 +22,28 @@ from infer.samplers.errors import InvalidLogitsError, SamplingError
 class Engine:
     """Runs any number of requests together; `run` gives it one. Not thread-safe: one thread drives it.
 
-    ctx: positions a sequence may have. vocab_size: ids must be below it.
+    ctx: positions a sequence may have. vocab_size: ids must be below it. rate: kept up to date. tier: the disk cache.
     """
 
-    def __init__(self, runner: ModelRunner, scheduler: Scheduler, *, ctx: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        *,
+        ctx: int,
+        vocab_size: int,
+        rate: PrefillRate,
+        tier: DiskTier | None = None,
+    ) -> None:
         self.ctx = ctx
         self.vocab_size = vocab_size
         self._runner = runner
         self._scheduler = scheduler
         self._sequences: dict[str, Sequence] = {}
         self._chains: dict[str, SamplerChain] = {}
-        self._cached: dict[str, int] = {}
+        self._rate = rate
+        self._tier = tier
+        self._ended: dict[str, Sequence] = {}
 
     @property
     def runner(self) -> ModelRunner:
@@ -73,6 +87,8 @@ class Engine:
         """Drop every request, the weights and the cache; the engine cannot be used afterwards."""
         for request_id in list(self._sequences):
             self.cancel(request_id)
+        if self._tier is not None:
+            self._tier.close()
         self._runner.close()
 
     def has_unfinished(self) -> bool:
@@ -80,8 +96,16 @@ class Engine:
 
     def cached_tokens(self, request_id: str) -> int:
         """Prompt tokens of a request that came from the prefix cache; known until the next request of that id."""
-        seq = self._sequences.get(request_id)
-        return seq.num_cached if seq is not None else self._cached.get(request_id, 0)
+        return self.cache_use(request_id).tokens
+
+    def cache_use(self, request_id: str) -> CacheUse:
+        """What the prefix cache did for a request; known until the next request ends."""
+        seq = self._sequences.get(request_id) or self._ended.get(request_id)
+        if seq is None:
+            return CacheUse()
+        restored = min(seq.restored_tokens, seq.num_cached)
+        saved = seq.num_cached * self._rate.token_s - seq.loaded_s
+        return CacheUse(seq.num_cached, restored, seq.loaded_bytes, seq.loaded_s, max(0.0, saved))
 
     def step(self) -> list[RequestOutput]:
         """Compute one batch. One output per request that got a token or scores or ended; [] when there is nothing to
@@ -96,7 +120,9 @@ class Engine:
             self._runner.cache.copy(source, target)
         if not scheduled:
             return []
+        started = time.perf_counter()
         logits = self._runner.forward(build_batch(scheduled))
+        self._rate.measured(sum(count for _, count in scheduled), time.perf_counter() - started)
         rows = output_rows(scheduled)
         ready = [row for row in rows if row.last is not None and row.seq.request.sampling.max_tokens != 0]
         scores = {row.seq.request.request_id: self._score(logits, row) for row in rows if row.scores}
@@ -105,6 +131,8 @@ class Engine:
         for seq, count in scheduled:
             seq.next_scored += len(seq.scored(count))
             self._scheduler.computed(seq, count)
+            if self._tier is not None:
+                self._tier.save(seq)
         outputs: list[RequestOutput] = []
         for seq, _, last in rows:
             request_id = seq.request.request_id
@@ -173,7 +201,9 @@ class Engine:
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> RequestOutput:
         request_id = seq.request.request_id
+        if self._tier is not None:
+            self._tier.finish(seq)
         self._scheduler.finish(seq, reason)
-        self._cached = {request_id: seq.num_cached}
+        self._ended = {request_id: seq}
         del self._sequences[request_id], self._chains[request_id]
         return RequestOutput(request_id, (), reason)

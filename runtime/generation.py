@@ -80,7 +80,7 @@ class TextStream:
         for index, token in enumerate(output.new_ids):
             if self._first is None:
                 self._first = time.perf_counter()
-                generation.stats.cached_tokens = self._engine.cached_tokens(self._id)
+                generation.stats.add_cache_use(self._engine.cache_use(self._id))
             generation.ids.append(token)
             if output.logprobs:
                 generation.logprobs.append(output.logprobs[index])

@@ -13,23 +13,17 @@ import torch
 
 from infer.quant.kernels.base import WeightKernel, create_kernel
 from infer.quant.kernels.native import available as native_available
-from infer.runtime.attention.factory import create_attention
+from infer.runtime.assembly import build_engine, plan_cache
 from infer.runtime.checkpoint.base import Checkpoint
 from infer.runtime.checkpoint.metadata import get_float, get_int
 from infer.runtime.checkpoint.open import open_checkpoint
-from infer.runtime.config import BLOCK_SIZE, EngineConfig, ModelConfig
-from infer.runtime.device import available_cores, available_memory, resolve_device
+from infer.runtime.config import EngineConfig, ModelConfig
+from infer.runtime.device import available_cores, resolve_device
 from infer.runtime.engine import Engine
 from infer.runtime.errors import ModelError, UsageError
-from infer.runtime.kvcache.block_pool import BlockPool
 from infer.runtime.kvcache.paged import PagedKVCache
-from infer.runtime.kvcache.prefix import PrefixCache
-from infer.runtime.model_runner import ModelRunner
-from infer.runtime.models.base import Model, WeightLoader
-from infer.runtime.models.ops import Ops
+from infer.runtime.models.base import WeightLoader
 from infer.runtime.models.registry import resolve_model
-from infer.runtime.models.torch_ops import TorchOps
-from infer.runtime.scheduler import Scheduler
 from infer.runtime.store.fingerprint import fingerprint
 from infer.runtime.tokenizer.base import Tokenizer
 from infer.runtime.tokenizer.chat_template import ChatTemplate
@@ -95,7 +89,7 @@ def load_model(
         torch.set_num_threads(threads)
         kernel = _create_kernel(config, device, threads)
         ctx, warnings = _context(config, model_config)
-        kv_type, blocks = _plan_cache(config, model_config, ctx, device)
+        kv_type, blocks = plan_cache(config, model_config, ctx, device)
         loader = WeightLoader(checkpoint, kernel, config, on_progress or (lambda done, total: None))
         try:
             model = family(model_config, loader, ctx)
@@ -104,8 +98,15 @@ def load_model(
                 f"{path}: the weights do not fit the memory of {device}; use --device cpu"
             ) from None
         loader.finish()
-        engine, exact = _build_engine(
-            model, kernel, config, PagedKVCache(model_config, blocks, kv_type, device), ctx
+        files = sorted({tensor.file for tensor in checkpoint.tensors.values()})
+        engine = build_engine(
+            model,
+            kernel,
+            config,
+            PagedKVCache(model_config, blocks, kv_type, device),
+            ctx=ctx,
+            path=path,
+            weights_hash=lambda: fingerprint(files, memo_dir),
         )
         quantization = quantization_mix(checkpoint)
         defaults = _sampling_defaults(checkpoint.metadata)
@@ -122,11 +123,11 @@ def load_model(
         name=model_config.name or path.stem,
         quantization=quantization,
         device=str(device),
-        kernel=kernel.name,
-        exact=exact,
+        kernel=kernel.description,
+        exact=kernel.exact,
         load_s=time.perf_counter() - started,
         warnings=tokenizer.warnings + warnings,
-        _fingerprint=lambda: fingerprint([path], memo_dir),
+        _fingerprint=lambda: fingerprint(files, memo_dir),
     )
 
 
@@ -157,46 +158,6 @@ def _context(config: EngineConfig, model: ModelConfig) -> tuple[int, tuple[str, 
         return config.ctx, ()
     warning = f"--ctx {config.ctx} is past the {model.context_length} positions the model was made for"
     return config.ctx, (warning,)
-
-
-def _plan_cache(config: EngineConfig, shape: ModelConfig, ctx: int, device: torch.device) -> tuple[str, int]:
-    """KV type and number of blocks. Raises UsageError when they cannot hold one context or do not fit the memory."""
-    kv_type = config.kv_type if config.kv_type != "auto" else "f16" if device.type == "cpu" else "bf16"
-    blocks = config.kv_blocks or -(-ctx // BLOCK_SIZE)
-    if blocks * BLOCK_SIZE < ctx:
-        raise UsageError(
-            f"{blocks} KV blocks hold {blocks * BLOCK_SIZE} tokens, less than a context of {ctx}"
-        )
-    needed = blocks * BLOCK_SIZE * shape.kv_bytes_per_token({"f32": 4, "int8": 1}.get(kv_type, 2))
-    free = available_memory(device)
-    if needed > free:
-        raise UsageError(
-            f"a context of {ctx} tokens needs {needed / 1e9:.1f} GB for keys and values, "
-            f"{free / 1e9:.1f} GB are free on {device}; use a smaller --ctx"
-        )
-    return kv_type, blocks
-
-
-def _build_engine(
-    model: Model, kernel: WeightKernel, config: EngineConfig, cache: PagedKVCache, ctx: int
-) -> tuple[Engine, bool]:
-    pool = BlockPool(cache.blocks)
-    prefix = PrefixCache(pool) if config.prefix_cache else None
-    scheduler = Scheduler(pool, prefix, budget=config.prefill_chunk, max_sequences=config.max_sequences)
-    runner = ModelRunner(model, _create_ops(kernel, cache), cache)
-    engine = Engine(runner, scheduler, ctx=ctx, vocab_size=model.config.vocab_size)
-    return engine, kernel.exact
-
-
-def _create_ops(kernel: WeightKernel, cache: PagedKVCache) -> Ops:
-    """Exact kernels come with exact operations around them."""
-    if kernel.name == "native":
-        from infer.quant.kernels.native import NativeKernel
-        from infer.runtime.models.native_ops import NativeOps
-
-        if isinstance(kernel, NativeKernel):
-            return NativeOps(kernel, cache)
-    return TorchOps(kernel, create_attention("reference" if kernel.exact else "torch"), cache)
 
 
 def _sampling_defaults(metadata: Mapping[str, object]) -> dict[str, float | int]:

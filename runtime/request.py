@@ -69,7 +69,8 @@ class Sequence:
     token_ids = prompt + decoded; num_computed of them have their K and V in the cache. next_scored is the
     prompt position whose score is reported next, and stays when the sequence is preempted.
     block_table holds pool block ids in order of position; num_cached counts prompt tokens taken from the
-    prefix cache instead of being computed when it was first admitted.
+    prefix cache instead of being computed when it was first admitted, restored_tokens those of them that had to be
+    loaded (loaded_bytes in loaded_s seconds).
     """
 
     request: Request
@@ -77,6 +78,9 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed: int = 0
     num_cached: int = 0
+    restored_tokens: int = 0
+    loaded_bytes: int = 0
+    loaded_s: float = 0.0
     admitted: bool = False
     block_table: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None

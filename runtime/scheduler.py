@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from infer.runtime.config import BLOCK_SIZE
@@ -31,13 +32,20 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: BlockPool, prefix: PrefixCache | None, *, budget: int, max_sequences: int
+        self,
+        pool: BlockPool,
+        prefix: PrefixCache | None,
+        *,
+        budget: int,
+        max_sequences: int,
+        restore: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
-        """budget: tokens per step, 0 for no bound."""
+        """budget: tokens per step, 0 for no bound. restore: may add to the prefix cache what a new sequence needs."""
         self._pool = pool
         self._prefix = prefix
         self._budget = budget
         self._max_sequences = max_sequences
+        self._restore = restore
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._copies: list[tuple[int, int]] = []
@@ -92,22 +100,28 @@ class Scheduler:
         seq.finish_reason = reason
 
     def _admit(self, seq: Sequence) -> bool:
-        """Take what the prefix cache has; True when at least one block more can be had for it."""
+        """Take what the prefix cache has; True when there is room for at least one token more."""
         if self._prefix is not None and not seq.block_table:
+            if not seq.admitted:
+                self._restore(seq)
             seq.block_table, partial = self._prefix.match(seq.reusable_ids)
             seq.num_computed = len(seq.block_table) * BLOCK_SIZE
             if partial is not None:
                 self._copy(seq, *partial)
             if not seq.admitted:
                 seq.admitted, seq.num_cached = True, seq.num_computed
-        if self._pool.available < 1:
+        if self._missing(seq, 1) > self._pool.available:
             self._give_back(seq)
             return False
         return True
 
     def _copy(self, seq: Sequence, source: int, length: int) -> None:
-        """Continue seq with the first positions of a block that the caller holds until the copy is made."""
-        target = self._pool.allocate()
+        """Continue seq with the first positions of a block that the caller holds until the copy is made.
+
+        Not where seq would lack the room that the source takes meanwhile: it would give way to itself for ever.
+        """
+        needed = -(-len(seq.token_ids) // BLOCK_SIZE) - len(seq.block_table)
+        target = self._pool.allocate() if needed <= self._pool.available else None
         if target is None:
             self._pool.release(source, keep=True)
             return

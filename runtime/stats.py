@@ -5,6 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True)
+class CacheUse:
+    """Prompt tokens that were not computed, those of them read from disk, what that took and what all of it saved."""
+
+    tokens: int = 0
+    disk_tokens: int = 0
+    loaded_bytes: int = 0
+    loaded_s: float = 0.0
+    saved_s: float = 0.0
+
+
 @dataclass
 class GenerationStats:
     """Times in seconds of wall clock; ttft_s runs from the first prompt token's arrival to the first answer token.
@@ -42,6 +53,11 @@ class GenerationStats:
     def timings(self) -> dict[str, float]:
         names = ("load_s", "tokenize_s", "prefill_s", "ttft_s", "decode_s", "tpot_s")
         return {name: round(float(getattr(self, name)), 6) for name in names}
+
+    def add_cache_use(self, use: CacheUse) -> None:
+        self.cached_tokens, self.cached_disk_tokens = use.tokens, use.disk_tokens
+        self.cached_memory_tokens = use.tokens - use.disk_tokens
+        self.loaded_bytes, self.loaded_s, self.saved_s = use.loaded_bytes, use.loaded_s, use.saved_s
 
     def cache(self) -> dict[str, int | float]:
         """Where the cached tokens came from, what loading them took and what that saved."""

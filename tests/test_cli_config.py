@@ -45,10 +45,20 @@ def test_every_flag_has_a_variable_and_a_key(tmp_path: Path) -> None:
     values = {str: "x", int: 7, float: 0.5, bool: True, list: ["a b", "c"]}
     toml = {str: '"x"', int: "7", float: "0.5", bool: "true", list: '["a b", "c"]'}
     settings = config.settings(RunOptions)
-    assert {"model", "file", "stop", "top_k", "json", "kv_type", "prefill_chunk", "no_stdin"} <= set(settings)
+    assert {
+        "model",
+        "file",
+        "stop",
+        "top_k",
+        "json",
+        "kv_type",
+        "prefill_chunk",
+        "no_stdin",
+        "continue_",
+    } <= set(settings)
     for name, setting in settings.items():
-        from_env = resolve(tmp_path, env={f"INFER_{name.upper()}": texts[setting.kind]})
-        from_file = resolve(tmp_path, toml=f"{name} = {toml[setting.kind]}")
+        from_env = resolve(tmp_path, env={config.variable(name): texts[setting.kind]})
+        from_file = resolve(tmp_path, toml=f"{config.key(name)} = {toml[setting.kind]}")
         assert getattr(from_env, name) == values[setting.kind] == getattr(from_file, name), name
 
 

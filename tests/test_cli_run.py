@@ -24,7 +24,8 @@ SCHEMA: dict[str, Any] = {
     "type": "object",
     "additionalProperties": False,
     "required": [
-        "text", "ids", "finish_reason", "stop_reason", "usage", "timings", "model", "seed", "device", "exact",
+        "text", "ids", "finish_reason", "stop_reason", "usage", "cache", "timings", "model", "seed", "device",
+        "exact",
     ],
     "properties": {
         "text": {"type": "string"},
@@ -37,6 +38,15 @@ SCHEMA: dict[str, Any] = {
             "required": ["prompt_tokens", "cached_tokens", "completion_tokens"],
             "properties": {"prompt_tokens": {"type": "integer"}, "cached_tokens": {"type": "integer"},
                            "completion_tokens": {"type": "integer"}},
+        },
+        "cache": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["memory_tokens", "disk_tokens", "loaded_bytes", "loaded_s", "saved_s"],
+            "properties": {
+                **{key: {"type": "integer"} for key in ("memory_tokens", "disk_tokens", "loaded_bytes")},
+                **{key: {"type": "number"} for key in ("loaded_s", "saved_s")},
+            },
         },
         "timings": {
             "type": "object",
@@ -173,7 +183,7 @@ def test_stats_are_lines_on_stderr(run: Run) -> None:
     assert result.out == "Hello there."
     names = [line.split(":")[0] for line in result.err.splitlines()]
     assert names == [
-        "model", "prompt", "answer", "finish", "load", "tokenize", "prefill", "first token", "decode",
+        "model", "prompt", "cache", "answer", "finish", "load", "tokenize", "prefill", "first token", "decode",
         "device", "seed",
     ]  # fmt: skip
     assert "3 tokens, 3 cached" in result.err

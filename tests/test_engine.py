@@ -254,3 +254,13 @@ def test_a_cancelled_stream_keeps_its_text_and_frees_its_blocks(load: Load) -> N
     assert stream.cancel() == ""
     assert list(stream) == []
     assert model.engine._scheduler._pool.available == model.engine._scheduler._pool.size
+
+
+@pytest.mark.parametrize("length", [BLOCK_SIZE + 40, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 3 * BLOCK_SIZE])
+def test_copying_a_block_never_takes_the_room_the_sequence_needs(load: Load, length: int) -> None:
+    model, cold = load(ctx=3 * BLOCK_SIZE), load(prefix_cache=False)
+    first = _prompt(13, 3 * BLOCK_SIZE)
+    _alone(model, first, _sampling(max_tokens=1))
+    for cut in (BLOCK_SIZE + 39, BLOCK_SIZE - 1, 2 * BLOCK_SIZE - 1):
+        prompt = (first[:cut] + _prompt(cut, 3 * BLOCK_SIZE))[:length]
+        assert _alone(model, prompt, _sampling(max_tokens=1)) == _alone(cold, prompt, _sampling(max_tokens=1))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from infer.runtime.config import BLOCK_SIZE, ModelConfig, RopeConfig
 from infer.runtime.kvcache.block_pool import BlockPool
 from infer.runtime.kvcache.paged import PagedKVCache
-from infer.runtime.kvcache.prefix import PrefixCache, block_key
+from infer.runtime.kvcache.keys import block_key
+from infer.runtime.kvcache.prefix import PrefixCache
 
 
 def test_a_pool_gives_each_block_once_and_then_none() -> None:

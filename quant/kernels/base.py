@@ -82,6 +82,11 @@ class WeightKernel(abc.ABC):
     device: torch.device
     dtype: torch.dtype
 
+    @property
+    def description(self) -> str:
+        """For people: the name and what decides its speed."""
+        return self.name
+
     @abc.abstractmethod
     def pack(self, source: WeightSource) -> PackedWeight: ...
 

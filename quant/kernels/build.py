@@ -8,6 +8,8 @@ them and choose at run time.
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -56,7 +58,7 @@ def build(target: Path, compiler: str | None = None, extra: Sequence[str] = ()) 
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
 
         def compile_one(source: Path, output: Path) -> None:
-            _run([compiler, *FLAGS, *extra, "-c", str(source), "-o", str(output)])
+            _run([compiler, *FLAGS, *target_flags(source, compiler), *extra, "-c", str(source), "-o", str(output)])
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as workers:
             list(workers.map(compile_one, sources, objects))
@@ -70,6 +72,24 @@ def build(target: Path, compiler: str | None = None, extra: Sequence[str] = ()) 
         finally:
             staged.unlink(missing_ok=True)
     return target
+
+
+def target_flags(source: Path, compiler: str) -> list[str]:
+    """clang ignores `#pragma GCC target`: the same as options for this one file, if it is for this processor."""
+    asked = re.search(r'#pragma GCC target\("([^"]*)"\)', source.read_text(encoding="utf-8"))
+    if asked is None or not _is_clang(compiler):
+        return []
+    arm = asked[1].startswith("arch=")
+    if arm != (platform.machine() in ("aarch64", "arm64")):
+        return []
+    return [f"-m{feature}" for feature in asked[1].split(",")]
+
+
+def _is_clang(compiler: str) -> bool:
+    try:
+        return "clang" in subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return False
 
 
 def _run(command: list[str]) -> None:

@@ -192,6 +192,10 @@ class NativeKernel(WeightKernel):
         name: bytes = self.library.infer_isa()
         return name.decode()
 
+    @property
+    def description(self) -> str:
+        return f"{self.name} ({self.isa})"
+
     def close(self) -> None:
         """Ends the threads; nothing may be called afterwards."""
         self.pool.close()

@@ -11,13 +11,13 @@ KV_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, 
 
 
 class PagedKVCache:
-    """A block is one run of `block_bytes` bytes that holds all layers, so that it is copied, stored and read back whole.
-    Per layer, as views into it:
+    """A block is one run of `block_bytes` bytes that holds all layers, so that it is copied, stored and read back
+    whole. Per layer, as views into it:
 
         keys[layer]    [blocks, kv_heads, head_dim, 64]   transposed: neighbouring positions are adjacent
         values[layer]  [blocks, kv_heads, 64, head_dim]
 
-    With int8, value = code * scale, one float32 scale per head and position (largest magnitude / 127), after the values:
+    With int8, value = code * scale, one float32 scale per head and position (largest magnitude / 127):
 
         key_scales[layer], value_scales[layer]   [blocks, kv_heads, 64]; empty lists for other types
 

@@ -1,28 +1,22 @@
 """Finds computed KV blocks again by the tokens they hold. In memory, torch-free.
 
-A block's key is SHA-256 over its parent's key and its ids, so equal keys mean equal text from the first token on: the same
+A block's key covers its parent's key and its ids, so equal keys mean equal text from the first token on: the same
 positions, and by the first invariant the same K and V. Whole blocks are shared. Of a block that begins with the
 wanted tokens and goes on differently, or that was never filled, the common part can be copied.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence as Ids
 from typing import NamedTuple
 
 from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.kvcache.block_pool import BlockPool
+from infer.runtime.kvcache.keys import block_key
 
 ROOT = b""
 SIBLINGS = 32  # blocks with one parent that are compared token by token, latest first
-
-
-def block_key(parent: bytes, ids: Ids[int]) -> bytes:
-    """Key of a block of 1 to 64 ids whose left neighbour has the key `parent` (ROOT for the first)."""
-    return hashlib.sha256(parent + struct.pack(f"<{len(ids)}q", *ids)).digest()
 
 
 class PrefixMatch(NamedTuple):

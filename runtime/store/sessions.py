@@ -28,6 +28,8 @@ _SUFFIX = ".jsonl"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _LARGEST = 64 << 20  # bytes of a file
 _ROLES = ("user", "assistant")
+# JSON leaves these as they are, but terminals obey the first and other programs end lines at the last.
+_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}
 
 # device, inode, size, mtime_ns, ctime_ns: a file with another one is not the file that was read.
 _Stamp = tuple[int, int, int, int, int]
@@ -250,7 +252,7 @@ def _failure(path: Path, what: str, error: OSError) -> SessionError:
 
 
 def _line(**fields: object) -> bytes:
-    return json.dumps(fields, ensure_ascii=False).encode("utf-8") + b"\n"
+    return json.dumps(fields, ensure_ascii=False).translate(_ESCAPES).encode("utf-8") + b"\n"
 
 
 def _parse(name: str, path: Path, data: bytes, stamp: _Stamp) -> Session:

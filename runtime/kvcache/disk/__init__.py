@@ -9,8 +9,8 @@
                     <parent, 32 hex>-<tokens>-<key, 64 hex>.kv    an entry: 64 tokens, or fewer for a tail
                     tmp-<random>               an entry being written
 
-Entries are immutable and self-describing (`format`), named by a hash chain over the token ids (`keys`). There is
-no index: a reader computes the names it wants, an evictor reads the tree of blocks from the names. `store` finds and
-loads, `writer` stores in the background, `eviction` keeps to the limit, `folder` refuses unsafe places, `admin`
-serves `infer cache`.
+Entries are immutable and self-describing (`format`), named by a hash chain over the token ids (`kvcache.keys`).
+There is no index: a reader computes the names it wants, an evictor reads the tree of blocks from the names. `store`
+finds (through `reader`) and loads, `writer` stores (through `publish`) in the background, `eviction` keeps to
+the limit, `folder` refuses unsafe places, `admin` serves `infer cache`.
 """

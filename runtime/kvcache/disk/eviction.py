@@ -1,8 +1,8 @@
 """Keeps the store within its limit: what lies there, what has to go, and who may add how much.
 
-The tree of blocks is read from the names, so a scan opens no entry. Leaves go first, the least recently used
-before others (mtime is the time of last use), so that a parent never goes before its children. A time in the future is a
-clock that jumped: it counts as older than any other.
+The tree of blocks is read from the names, so a scan opens no entry. Leaves go first, the least recently used before
+others (mtime is the time of last use), so that a parent never goes before its children. A time in the future
+comes from a clock that jumped: it counts as older than any other.
 
 With several processes: each may write a 256th of the limit per scan on its own account, and all together stop
 at 15/16 of the limit, which leaves room for what 16 of them have not seen of each other. Where room has to be made, or
@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
-from infer.runtime.kvcache.disk.folder import FILE_MODE
+from infer.runtime.kvcache.disk.folder import FILE_MODE, close_quietly
 from infer.runtime.kvcache.disk.format import (
     MODEL_FOLDER,
     SHARD_FOLDER,
@@ -98,6 +98,18 @@ def scan(version: int, *, collect: bool) -> Usage:
     return usage
 
 
+def collect_temporaries(version: int) -> None:
+    """Remove temporaries whose writers are gone, without looking at entries. Never raises OSError."""
+    for model in _listing(version, ".", MODEL_FOLDER):
+        for shard in _listing(version, model, SHARD_FOLDER):
+            with suppress(OSError), _opened(version, f"{model}/{shard}") as descriptor:
+                for name in os.listdir(descriptor):
+                    if name.startswith(TEMPORARY_PREFIX):
+                        status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                        if _is_abandoned(descriptor, name, status.st_mtime_ns):
+                            os.unlink(name, dir_fd=descriptor)
+
+
 def remove(version: int, entry: StoredEntry) -> bool:
     """Whether the entry is gone now."""
     try:
@@ -109,7 +121,9 @@ def remove(version: int, entry: StoredEntry) -> bool:
     return True
 
 
-def evict(version: int, usage: Usage, target: int, *, keep: frozenset[str] = frozenset()) -> list[StoredEntry]:
+def evict(
+    version: int, usage: Usage, target: int, *, keep: frozenset[str] = frozenset()
+) -> list[StoredEntry]:
     """Remove leaves, least recently used first, until usage.total ≤ target; what was removed, usage brought up to date.
 
     keep: `short` names that stay. What cannot be removed stays, and its parents with it.
@@ -165,7 +179,7 @@ def eviction_lock(version: int) -> Iterator[bool]:
                 break
         yield held
     finally:
-        os.close(descriptor)
+        close_quietly(descriptor)
 
 
 class Quota:
@@ -177,6 +191,7 @@ class Quota:
         self._limit = limit
         self._floor = free_floor
         self._grant = 0
+        self.scanned = False  # and thereby abandoned temporaries collected
 
     @contextmanager
     def admit(self, size: int, model: str, parent: str) -> Iterator[Room]:
@@ -195,6 +210,7 @@ class Quota:
             yield Room.GRANTED
             return
         usage = scan(self._version, collect=True)
+        self.scanned = True
         limit = self._limit_now(usage, free)
         share = limit // 256
         if size <= share and usage.total + share <= limit * 15 // 16 and free - share >= self._floor:
@@ -246,12 +262,18 @@ class Quota:
 def _listing(version: int, path: str, pattern: re.Pattern[str]) -> list[str]:
     """Names of folders that match, of this user, no symlinks."""
     with suppress(OSError), _opened(version, path) as descriptor, os.scandir(descriptor) as found:
-        return [item.name for item in found if pattern.fullmatch(item.name) and item.is_dir(follow_symlinks=False)]
+        return [
+            item.name for item in found if pattern.fullmatch(item.name) and item.is_dir(follow_symlinks=False)
+        ]
     return []
 
 
 def _scan_shard(version: int, model: str, shard: str, usage: Usage, *, collect: bool) -> None:
-    with suppress(OSError), _opened(version, f"{model}/{shard}") as descriptor, os.scandir(descriptor) as found:
+    with (
+        suppress(OSError),
+        _opened(version, f"{model}/{shard}") as descriptor,
+        os.scandir(descriptor) as found,
+    ):
         for item in found:
             name = parse_entry_name(item.name)
             if name is None and not item.name.startswith(TEMPORARY_PREFIX):
@@ -284,9 +306,7 @@ def _is_abandoned(shard: int, name: str, written_ns: int) -> bool:
     import fcntl
 
     try:
-        descriptor = os.open(
-            name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=shard
-        )
+        descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=shard)
     except OSError:
         return False
     try:
@@ -296,7 +316,7 @@ def _is_abandoned(shard: int, name: str, written_ns: int) -> bool:
             return False
         return abs(time.time_ns() - written_ns) > _ABANDONED_NS
     finally:
-        os.close(descriptor)
+        close_quietly(descriptor)
     return True
 
 
@@ -306,4 +326,4 @@ def _opened(version: int, path: str) -> Iterator[int]:
     try:
         yield descriptor
     finally:
-        os.close(descriptor)
+        close_quietly(descriptor)

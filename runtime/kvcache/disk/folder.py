@@ -30,10 +30,10 @@ def open_root(root: Path, *, create: bool) -> int | None:
     Raises CacheFolderError when either is a symlink, no folder, another user's, writable for group or others, or out
     of reach.
     """
-    if not hasattr(os, "O_NOFOLLOW") or os.open not in os.supports_dir_fd:
+    if not hasattr(os, "geteuid"):
         raise CacheFolderError(f"{root}: this system cannot keep a cache folder private")
     try:
-        if create:
+        if create and not os.path.lexists(root):
             root.parent.mkdir(parents=True, exist_ok=True)
         base = _open_folder(str(root), None, root, create=create)
     except OSError as error:
@@ -43,8 +43,14 @@ def open_root(root: Path, *, create: bool) -> int | None:
     try:
         version = open_own_folder(VERSION_FOLDER, base, root / VERSION_FOLDER, create=create)
     finally:
-        os.close(base)
+        close_quietly(base)
     return version
+
+
+def close_quietly(descriptor: int) -> None:
+    """For descriptors nothing was written to: whether closing them fails matters to nobody."""
+    with suppress(OSError):
+        os.close(descriptor)
 
 
 def open_own_folder(name: str, parent: int, shown: Path, *, create: bool) -> int | None:
@@ -54,34 +60,32 @@ def open_own_folder(name: str, parent: int, shown: Path, *, create: bool) -> int
     """
     try:
         descriptor = _open_folder(name, parent, shown, create=create)
-        if descriptor is not None and create and os.fstat(descriptor).st_mode & 0o077:
+        if descriptor is not None and create:
             with suppress(OSError):
-                os.fchmod(descriptor, FOLDER_MODE)
+                if os.fstat(descriptor).st_mode & 0o077:
+                    os.fchmod(descriptor, FOLDER_MODE)
     except OSError as error:
         raise _unusable(shown, error) from None
     return descriptor
 
 
 def _open_folder(name: str, parent: int | None, shown: Path, *, create: bool) -> int | None:
-    if create:
-        try:
-            os.mkdir(name, FOLDER_MODE, dir_fd=parent)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            # a folder on a read-only disk can still be read
-            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
-                raise
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        descriptor = os.open(name, flags, dir_fd=parent)
     except FileNotFoundError:
-        if create:
-            raise
-        return None
-    reason = _refusal(os.fstat(descriptor))
-    if reason is not None:
-        os.close(descriptor)
-        raise CacheFolderError(f"{shown}: {reason}")
+        if not create:
+            return None
+        with suppress(FileExistsError):
+            os.mkdir(name, FOLDER_MODE, dir_fd=parent)
+        descriptor = os.open(name, flags, dir_fd=parent)
+    try:
+        reason = _refusal(os.fstat(descriptor))
+        if reason is not None:
+            raise CacheFolderError(f"{shown}: {reason}")
+    except BaseException:
+        close_quietly(descriptor)
+        raise
     return descriptor
 
 

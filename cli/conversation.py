@@ -1,0 +1,167 @@
+"""`--session` and `--continue`: the conversation a run goes on with, locked from reading it to keeping its turn.
+
+A session keeps the system message and the model it was begun with. `-m` on the command line changes the model for
+one answer; what the environment or the config file say is for new sessions. Another `-s` is an error, as the
+answers so far were given under the first one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from infer.cli import config
+from infer.cli.options import PromptOptions, SessionOptions, SourceOptions
+from infer.cli.render import Notes
+from infer.runtime.errors import InferError, SessionError, UsageError
+
+if TYPE_CHECKING:
+    from infer.runtime.generation import Generation
+    from infer.runtime.store.sessions import Session, SessionStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationOptions(SessionOptions, PromptOptions, SourceOptions):
+    """The flags that matter to a conversation."""
+
+
+T = TypeVar("T", bound=ConversationOptions)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A session held by this run. model: the one that answers this time, as `-m` takes it."""
+
+    store: SessionStore
+    session: Session
+    model: str
+
+    @property
+    def history(self) -> tuple[tuple[str, str], ...]:
+        """Questions with their answers."""
+        return tuple((question.content, answer.content) for question, answer in self.session.turns)
+
+    def applied(self, options: T) -> T:
+        """The options with the model and the system message of this conversation."""
+        return dataclasses.replace(options, model=self.model, system=self.session.system)
+
+    def keep(self, text: str, prefill: str | None, generation: Generation) -> None:
+        """Add the turn, an interrupted one as "cancelled". Raises SessionError.
+
+        An answer without any text is kept only if the model itself ended it: a failure before any output leaves
+        the session as it was.
+        """
+        from infer.runtime.store.sessions import Message, now
+
+        finish = str(generation.finish_reason or "cancelled")
+        if not generation.text and finish != "stop":
+            return
+        question = Message("user", text, now())
+        answer = Message("assistant", (prefill or "") + generation.text, now(), self.model, finish)
+        self.store.append(self.session, question, answer)
+
+
+def check(options: ConversationOptions) -> None:
+    """Raise UsageError for flags that contradict each other and for a bad name."""
+    given = [name for name in ("session", "continue_") if getattr(options, name)]
+    if given and options.raw:
+        raise UsageError(f"{options.origin(given[0])} keeps a chat, and --raw is none: drop one of them")
+    if len(given) == 2 and _is_flag(options, "session") == _is_flag(options, "continue_"):
+        raise UsageError(
+            f"{options.origin('session')} and {options.origin('continue_')} contradict each other: drop one"
+        )
+    if options.session:
+        from infer.runtime.store.sessions import check_name
+
+        check_name(options.session)
+
+
+@contextmanager
+def opened(options: ConversationOptions, notes: Notes) -> Iterator[Conversation | None]:
+    """The conversation that the options ask for, None without one; no other process can write it meanwhile.
+
+    Raises SessionError for one that is damaged or in use and where there is none to continue, UsageError for
+    another system message than the session has, ModelError for a new session's model that does not exist.
+    """
+    if not (options.session or options.continue_):
+        yield None
+        return
+    from infer.runtime.store.sessions import SessionStore
+
+    store = SessionStore(config.data_dirs())
+    go_on = options.continue_ and not (options.session and _is_flag(options, "session"))
+    name = _latest(store) if go_on else options.session or ""
+    with store.locked(name):
+        session = store.read(name)
+        if session is None and go_on:
+            raise SessionError(f"session {name} was removed meanwhile; --session NAME begins one")
+        if session is None:
+            notes.note(f"new session {name}")
+            yield _begin(store, name, options)
+            return
+        if go_on:
+            notes.note(f"session {name}, {len(session.turns)} turns so far")
+        _check_system(session, options, notes)
+        yield Conversation(store, session, _model_of(session, options, notes))
+
+
+def _is_flag(options: ConversationOptions, name: str) -> bool:
+    return name in options.origins and options.origin(name) == config.flag(name)
+
+
+def _latest(store: SessionStore) -> str:
+    files = store.files()
+    if not files:
+        raise SessionError("there is no session to continue; --session NAME begins one")
+    return files[0].name
+
+
+def _begin(store: SessionStore, name: str, options: ConversationOptions) -> Conversation:
+    from infer.runtime.store.sessions import Session, now
+
+    model = model_spec(options.model)
+    return Conversation(store, Session(name, model, now(), options.system or None), model)
+
+
+def _check_system(session: Session, options: ConversationOptions, notes: Notes) -> None:
+    if options.system is None or (options.system or None) == session.system:
+        return
+    which = "another system message" if session.system else "no system message"
+    origin = options.origin("system")
+    if _is_flag(options, "system"):
+        raise UsageError(
+            f"session {session.name} was begun with {which}, which stays: drop {origin}, or use another session"
+        )
+    notes.note(f"session {session.name} keeps what it was begun with, {which}: {origin} is for new ones")
+
+
+def _model_of(session: Session, options: ConversationOptions, notes: Notes) -> str:
+    if options.model is None:
+        return session.model
+    if _is_flag(options, "model"):
+        model = model_spec(options.model)
+        if model != session.model:
+            notes.note(f"session {session.name} was begun with {session.model}; {model} answers this time")
+        return model
+    try:
+        differs = model_spec(options.model) != session.model
+    except InferError:
+        differs = True
+    if differs:
+        notes.note(f"session {session.name} goes on with {session.model}, not with {options.origin('model')}")
+    return session.model
+
+
+def model_spec(model: str | None) -> str:
+    """What `-m` says in a form that means the same in any folder: an absolute path, a catalog or a hub name.
+
+    Raises ModelNotFoundError and UsageError.
+    """
+    from infer.runtime.store.resolve import LocalPath, resolve
+
+    source = resolve(model, config.data_dirs())
+    return str(Path(source.path).absolute()) if isinstance(source, LocalPath) else str(source)

@@ -1,0 +1,162 @@
+"""Puts an engine together: cache, block pool, scheduler, operations, and the disk tier when there is to be one."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from threading import Thread
+
+import torch
+
+from infer.quant.kernels.base import WeightKernel
+from infer.quant.kernels.native import NativeKernel, library_path
+from infer.runtime.attention.factory import create_attention
+from infer.runtime.config import BLOCK_SIZE, EngineConfig, ModelConfig
+from infer.runtime.device import available_memory
+from infer.runtime.engine import Engine
+from infer.runtime.errors import InferError, UsageError
+from infer.runtime.kvcache.block_pool import BlockPool
+from infer.runtime.kvcache.disk.store import PrefixStore, StoreConfig
+from infer.runtime.kvcache.identity import KVIdentity
+from infer.runtime.kvcache.paged import PagedKVCache
+from infer.runtime.kvcache.prefix import PrefixCache
+from infer.runtime.kvcache.tier import DiskTier, PrefillRate
+from infer.runtime.model_runner import ModelRunner
+from infer.runtime.models.base import Model
+from infer.runtime.models.ops import Ops
+from infer.runtime.models.torch_ops import TorchOps
+from infer.runtime.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+# What a good kernel reaches, in operations per second: only decides, before anything was measured, whether reading a
+# block is worth it, and errs on the side of computing.
+ASSUMED_RATE = {"cpu": 1e12, "cuda": 1e14}
+
+
+def plan_cache(config: EngineConfig, shape: ModelConfig, ctx: int, device: torch.device) -> tuple[str, int]:
+    """KV type and number of blocks. Raises UsageError when they cannot hold one context or do not fit the memory."""
+    kv_type = config.kv_type if config.kv_type != "auto" else "f16" if device.type == "cpu" else "bf16"
+    blocks = config.kv_blocks or -(-ctx // BLOCK_SIZE)
+    if blocks * BLOCK_SIZE < ctx:
+        raise UsageError(
+            f"{blocks} KV blocks hold {blocks * BLOCK_SIZE} tokens, less than a context of {ctx}"
+        )
+    needed = blocks * BLOCK_SIZE * shape.kv_bytes_per_token({"f32": 4, "int8": 1}.get(kv_type, 2))
+    free = available_memory(device)
+    if needed > free:
+        raise UsageError(
+            f"a context of {ctx} tokens needs {needed / 1e9:.1f} GB for keys and values, "
+            f"{free / 1e9:.1f} GB are free on {device}; use a smaller --ctx"
+        )
+    return kv_type, blocks
+
+
+def build_engine(
+    model: Model,
+    kernel: WeightKernel,
+    config: EngineConfig,
+    cache: PagedKVCache,
+    *,
+    ctx: int,
+    path: Path,
+    weights_hash: Callable[[], str],
+) -> Engine:
+    """path: of the model, to label its part of the disk cache. weights_hash: may take a pass over the file."""
+    pool = BlockPool(cache.blocks)
+    prefix = PrefixCache(pool) if config.prefix_cache else None
+    shape = model.config
+    rate = PrefillRate(2 * _parameters(shape) / ASSUMED_RATE[kernel.device.type])
+    tier = None
+    if prefix is not None and config.cache_dir is not None:
+        store = _open_store(kernel, config, shape, cache, path, weights_hash)
+        tier = DiskTier(store, pool, prefix, cache, rate)
+    scheduler = Scheduler(
+        pool,
+        prefix,
+        budget=config.prefill_chunk,
+        max_sequences=config.max_sequences,
+        restore=tier.restore if tier is not None else lambda _: None,
+    )
+    runner = ModelRunner(model, create_ops(kernel, cache), cache)
+    return Engine(runner, scheduler, ctx=ctx, vocab_size=shape.vocab_size, rate=rate, tier=tier)
+
+
+def create_ops(kernel: WeightKernel, cache: PagedKVCache) -> Ops:
+    """Exact kernels come with exact operations around them."""
+    if isinstance(kernel, NativeKernel):
+        from infer.runtime.models.native_ops import NativeOps
+
+        return NativeOps(kernel, cache)
+    return TorchOps(kernel, create_attention("reference" if kernel.exact else "torch"), cache)
+
+
+def kv_identity(
+    weights: str, shape: ModelConfig, kernel: WeightKernel, cache: PagedKVCache, quant: str | None
+) -> KVIdentity:
+    """Everything that decides a K or V. The native library counts by its own bytes, and torch always, since the rope
+    tables are its work."""
+    version = str(kernel.version)
+    if isinstance(kernel, NativeKernel):
+        version += "-" + hashlib.sha256(library_path().read_bytes()).hexdigest()[:16]
+    return KVIdentity(
+        weights=weights,
+        architecture=shape.architecture,
+        rope=asdict(shape.rope),
+        quantization=quant or "as stored",
+        kv_type=cache.kv_type,
+        kernel=kernel.name,
+        kernel_version=version,
+        torch=torch.__version__,
+    )
+
+
+def _open_store(
+    kernel: WeightKernel,
+    config: EngineConfig,
+    shape: ModelConfig,
+    cache: PagedKVCache,
+    path: Path,
+    weights_hash: Callable[[], str],
+) -> Future[PrefixStore]:
+    """Opens the store beside the first steps: hashing the weights takes a while when they were never seen before."""
+    future: Future[PrefixStore] = Future()
+
+    def work() -> None:
+        try:
+            identity = kv_identity(weights_hash(), shape, kernel, cache, config.quant)
+            root = config.cache_dir
+            if root is None:
+                raise ValueError("no folder")
+            settings = StoreConfig(
+                root=root, limit_bytes=config.cache_limit, read_only=config.cache_read_only
+            )
+            store = PrefixStore(
+                settings,
+                identity.fingerprint(),
+                cache.bytes_per_token,
+                log.warning,
+                label=identity.label(shape.name or path.stem, str(path)),
+            )
+            future.set_result(store)
+        except (InferError, OSError, ValueError) as error:
+            log.warning("the prompt cache is off: %s", error)
+            future.set_exception(error)
+
+    thread = Thread(target=work, name="kv-store-open", daemon=True)
+    thread.start()
+    thread.join(timeout=OPEN_WAIT_S)
+    return future
+
+
+OPEN_WAIT_S = 0.25  # enough where the hash is known, and for hashing a small file
+
+
+def _parameters(shape: ModelConfig) -> int:
+    """Weights that multiply each token, roughly."""
+    attention = 2 * shape.head_dim * (shape.head_count + shape.head_count_kv)
+    return shape.block_count * shape.embedding_length * (attention + 3 * shape.feed_forward_length)

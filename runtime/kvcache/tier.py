@@ -1,0 +1,138 @@
+"""Moves blocks between the prefix cache in memory and the store on disk.
+
+Blocks found on disk become kept blocks of the pool before their sequence is admitted, so that the scheduler knows one
+cache only. Blocks that a step completed are offered to the store, and so is the shorter block at the end of a prompt
+and of an answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from infer.runtime.config import BLOCK_SIZE
+from infer.runtime.kvcache.block_pool import BlockPool
+from infer.runtime.kvcache.disk.store import Chain, PrefixStore
+from infer.runtime.kvcache.paged import PagedKVCache
+from infer.runtime.kvcache.prefix import PrefixCache
+from infer.runtime.request import Sequence
+
+
+@dataclass
+class PrefillRate:
+    """Seconds of prefill per token: an estimate at first, then the latest measured over a chunk of some length."""
+
+    token_s: float
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        if tokens >= BLOCK_SIZE:
+            self.token_s = seconds / tokens
+
+
+class DiskTier:
+    """One engine's link to a store.
+
+    store: may still be on its way (the weights are hashed the first time); until it is there nothing is found, and what
+    was computed meanwhile is offered when its sequence ends.
+    """
+
+    def __init__(
+        self,
+        store: Future[PrefixStore],
+        pool: BlockPool,
+        prefix: PrefixCache,
+        cache: PagedKVCache,
+        rate: PrefillRate,
+    ) -> None:
+        self._pending = store
+        self._pool = pool
+        self._prefix = prefix
+        self._cache = cache
+        self._rate = rate
+        self._keys: dict[int, list[bytes]] = {}
+
+    def restore(self, seq: Sequence) -> None:
+        """Bring what the store has of a new sequence's prompt into the memory cache. Notes in seq what that took."""
+        store = self._store()
+        if store is None:
+            return
+        ids = seq.reusable_ids
+        known, partial = self._prefix.match(ids)
+        held = list(known)
+        if partial is not None:
+            self._pool.release(partial[0], keep=True)
+        chain = store.find(ids, len(known), prefill_token_s=self._rate.token_s)
+        in_memory = len(known) * BLOCK_SIZE + (0 if partial is None else partial[1])
+        if len(known) * BLOCK_SIZE + chain.tokens > in_memory:
+            started = time.perf_counter()
+            self._promote(chain, ids, held)
+            seq.restored_tokens = len(known) * BLOCK_SIZE + chain.tokens - in_memory
+            seq.loaded_bytes = chain.nbytes
+            seq.loaded_s = chain.seconds + time.perf_counter() - started
+        for block in reversed(held):
+            self._pool.release(block, keep=block in self._prefix)
+
+    def save(self, seq: Sequence) -> None:
+        """Offer the blocks of a sequence that are complete by now, and the end of its prompt once that is computed."""
+        store = self._store()
+        if store is None or not seq.block_table:
+            return
+        keys = self._keys.setdefault(id(seq), [store.root])
+        for index in range(len(keys) - 1, seq.num_computed // BLOCK_SIZE):
+            keys.append(self._offer(store, seq, keys[-1], index, BLOCK_SIZE))
+        index, length = divmod(seq.num_prompt, BLOCK_SIZE)
+        if length and seq.num_computed >= seq.num_prompt and len(keys) == index + 1:
+            self._offer(store, seq, keys[index], index, length)
+
+    def finish(self, seq: Sequence) -> None:
+        """Offer the end of a sequence that gives its blocks back now."""
+        store = self._store()
+        if store is not None and seq.block_table:
+            self.save(seq)
+            keys = self._keys[id(seq)]
+            index, length = divmod(seq.num_computed, BLOCK_SIZE)
+            if length and len(keys) == index + 1:
+                self._offer(store, seq, keys[index], index, length)
+        self._keys.pop(id(seq), None)
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Finish writing within `timeout` seconds, drop the rest."""
+        if self._pending.cancel():
+            return
+        try:
+            self._pending.result(timeout).close(timeout)
+        except (TimeoutError, OSError, ValueError):
+            return
+
+    def _store(self) -> PrefixStore | None:
+        if not self._pending.done() or self._pending.exception() is not None:
+            return None
+        store = self._pending.result()
+        return store if store.enabled else None
+
+    def _promote(self, chain: Chain, ids: list[int], held: list[int]) -> None:
+        """Copy a verified chain into blocks, which join those held by the caller."""
+        for entry in chain.entries:
+            block = self._pool.allocate()
+            if block is None:
+                return
+            start = len(held) * BLOCK_SIZE
+            self._cache.write(block, entry.tokens, entry.payload)
+            self._prefix.insert(block, held[-1] if held else None, ids[start : start + entry.tokens])
+            held.append(block)
+
+    def _offer(self, store: PrefixStore, seq: Sequence, parent: bytes, index: int, length: int) -> bytes:
+        ids = seq.token_ids[index * BLOCK_SIZE : index * BLOCK_SIZE + length]
+        key = store.key(parent, ids)
+        if store.needs(key, length):
+            store.offer(parent, ids, self._cache.read(seq.block_table[index], length))
+        return key
+
+
+def opened(open_store: Callable[[], PrefixStore]) -> Future[PrefixStore]:
+    """A store that is there at once."""
+    future: Future[PrefixStore] = Future()
+    future.set_result(open_store())
+    return future
