@@ -1,8 +1,9 @@
 """`infer` beside llama.cpp on the same file: prefill, decode, time to the first token, peak memory. Prints Markdown.
 
-Each run starts one process of `infer bench` and one of `llama-bench`, in turn, so that both meet the same weather; a
-ratio (infer / llama.cpp) is taken within each pair, and the table has the medians. Both use random tokens, a KV cache of
-half precision and chunks of 512, and warm up first.
+Each run starts one process of `infer bench` and one of `llama-bench`, in turn, so that both meet the same weather;
+a ratio (infer / llama.cpp) is taken within each pair, and the table has the medians. Both use random tokens, a KV
+cache of half precision and chunks of 512, and warm up first. Leave the machine alone meanwhile: OpenMP, which
+llama.cpp uses, stalls when a core is busy elsewhere.
 
     python benchmarks/compare_llama_cpp.py --llama-bin DIR -m model.gguf [-m other.gguf] --threads 2 --depth 0,4096
 """
@@ -102,6 +103,10 @@ def infer_command(options: argparse.Namespace, name: str, model: Path, *rest: st
     return [*INFER, name, *common, *rest]
 
 
+def llama_command(options: argparse.Namespace, name: str, model: Path, *rest: str) -> list[str]:
+    return [str(options.llama_bin / name), "-m", str(model), "-t", str(options.threads), "-ngl", "0", *rest]
+
+
 def speed_rows(options: argparse.Namespace, model: Path, versions: dict[str, str]) -> list[Row]:
     """Prefill and decode at every depth, the two programs in turn."""
     names = {"prefill_tok_s": f"prefill {options.prefill}", "decode_tok_s": f"decode {options.decode}"}
@@ -123,17 +128,7 @@ def speed_rows(options: argparse.Namespace, model: Path, versions: dict[str, str
         for _ in range(options.runs):
             mine = json.loads(execute(infer_command(options, "bench", model, *sizes, "--json")).stdout)
             theirs = json.loads(
-                execute(
-                    [
-                        str(options.llama_bin / "llama-bench"),
-                        "-m",
-                        str(model),
-                        *sizes,
-                        "-t",
-                        str(options.threads),
-                    ]
-                    + ["-ngl", "0", "-o", "json"]
-                ).stdout
+                execute(llama_command(options, "llama-bench", model, *sizes, "-o", "json")).stdout
             )
             versions["infer kernel"] = f"{mine['kernel']}, exact: {str(mine['exact']).lower()}"
             versions["llama.cpp"] = f"build {theirs[0]['build_number']} ({theirs[0]['build_commit']})"
@@ -152,16 +147,16 @@ def llama_rate(found: list[dict[str, Any]], *, prefill: bool) -> float:
 
 def start_lines(options: argparse.Namespace, model: Path) -> list[str]:
     """Wall time and peak memory of a process that loads the model and answers with one token."""
-    llama = options.llama_bin / "llama-completion"
     commands = {
         "import torch": [sys.executable, "-c", "import torch"],
         "infer": infer_command(
             options, "run", model, "--raw", "--no-cache", "-q", "-n", "1", "--temp", "0", PROMPT
         ),
     }
-    if llama.is_file():
-        flags = ["-p", PROMPT, "-n", "1", "-no-cnv", "-ngl", "0", "-t", str(options.threads)]
-        commands["llama.cpp"] = [str(llama), "-m", str(model), *flags]
+    if (options.llama_bin / "llama-completion").is_file():
+        commands["llama.cpp"] = llama_command(
+            options, "llama-completion", model, "-p", PROMPT, "-n", "1", "-no-cnv"
+        )
     runs: dict[str, list[Program]] = {name: [] for name in commands}
     for _ in range(options.runs):
         for name, command in commands.items():

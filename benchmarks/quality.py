@@ -1,13 +1,13 @@
 """What quantized arithmetic costs in quality: mean KL divergence from the same weights computed in float32.
 
-Over the windows and scored positions of `infer perplexity`, the model under test (a kernel, its KV cache) is compared
-with kernel `float32`, which dequantizes every weight and rounds nothing but floats: perplexity of both, mean
-KL(float32 || test) in nats, and how often both like the same token best. A kernel that does its sums in another way than
-the weights were meant for shows here, whatever the quantization of the weights itself has lost.
+Over the windows and scored positions of `infer perplexity`, the model under test (a kernel, its KV cache) is
+compared with kernel `float32`, which dequantizes every weight and rounds nothing but floats: perplexity of both, mean
+KL(float32 || test) in nats, and how often both like the same token best. What the quantization of the weights has
+lost is in both; what shows is what the kernel's arithmetic adds.
 
 With --llama-bin the same is asked of llama.cpp: the weights, dequantized into an F32 file, give the base of
-`llama-perplexity --kl-divergence`, the file itself is the test. llama.cpp stores its base in 16 bits a probability, which
-puts a floor of about 1e-6 under its figures.
+`llama-perplexity --kl-divergence`, the file itself is the test. llama.cpp stores its base in 16 bits a probability,
+so its figures have a small floor of their own.
 
     python benchmarks/quality.py -m model.gguf -f text.txt --chunks 8 [--llama-bin DIR]
 """

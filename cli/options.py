@@ -117,9 +117,19 @@ class EngineOptions(SourceOptions, CacheOptions):
         str | None, typer.Option("--quant", help="Quantize float weights on load: int8 or int4.")
     ] = None
     kernel: Annotated[
-        str, typer.Option("--kernel", help="auto, torch (fast, inexact) or reference (slow, exact).")
+        str,
+        typer.Option(
+            "--kernel",
+            help="auto, native (compiled, exact), torch (inexact), reference (slow, exact) or float32 (dequantized).",
+        ),
     ] = "auto"
-    kv_type: Annotated[str, typer.Option("--kv-type", help="KV cache: auto, f16, bf16 or f32.")] = "auto"
+    isa: Annotated[
+        str | None,
+        typer.Option("--isa", help="Instruction set of the native kernels. [default: the best there is]"),
+    ] = None
+    kv_type: Annotated[str, typer.Option("--kv-type", help="KV cache: auto, f16, bf16, f32 or int8.")] = (
+        "auto"
+    )
     prefill_chunk: Annotated[
         int, typer.Option("--prefill-chunk", metavar="N", help="Prompt tokens per step, 0 for all at once.")
     ] = 512

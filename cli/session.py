@@ -39,6 +39,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             prefill_chunk=options.prefill_chunk,
             quant=options.quant,
             kernel=options.kernel,
+            isa=options.isa,
             prefix_cache=not options.no_cache,
             cache_dir=cache_dir(options) if on_disk else None,
             cache_limit=limit if on_disk else None,

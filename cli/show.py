@@ -107,6 +107,7 @@ def _file_facts(source: ModelSource, dirs: DataDirs) -> dict[str, Any]:
         "file_size": sum(file.stat().st_size for file in files),
         "architecture": summary.architecture,
         "supported": _is_supported(summary.architecture),
+        "kernel": cpu_kernel(),
         "quantization": summary.quantization,
         **{key: getattr(summary, key) for key in _FROM_FILE_ONLY if key != "mix"},
         "mix": [asdict(share) for share in summary.mix],
@@ -134,6 +135,8 @@ _FROM_FILE_ONLY = (
 
 def _is_supported(architecture: str | None) -> bool:
     """Whether this version can run models of the architecture."""
+    from infer.quant.kernels.status import cpu_kernel
+
     from infer.runtime.models.registry import ARCHITECTURES
 
     return architecture in ARCHITECTURES
@@ -162,6 +165,7 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
             ("chat template", _template_line(facts["chat_template"])),
         ]
     rows += [
+        ("kernel", facts.get("kernel")),
         ("license", facts["license"] or "not given"),
         ("source", facts["source"]),
         ("path", facts["path"] or f"not on this machine: infer pull {facts['name']}"),

@@ -13,6 +13,7 @@ import torch
 
 from infer.quant.kernels.base import WeightKernel, create_kernel
 from infer.quant.kernels.native import available as native_available
+from infer.quant.kernels.status import cpu_kernel
 from infer.runtime.assembly import build_engine, plan_cache
 from infer.runtime.checkpoint.base import Checkpoint
 from infer.runtime.checkpoint.metadata import get_float, get_int
@@ -123,7 +124,7 @@ def load_model(
         name=model_config.name or path.stem,
         quantization=quantization,
         device=str(device),
-        kernel=kernel.description,
+        kernel=_kernel_line(kernel, config),
         exact=kernel.exact,
         load_s=time.perf_counter() - started,
         warnings=tokenizer.warnings + warnings,
@@ -149,6 +150,13 @@ def _create_kernel(config: EngineConfig, device: torch.device, threads: int) -> 
         return create_kernel(name, device, threads, config.isa)
     except (ValueError, OSError) as error:
         raise UsageError(f"--kernel {name}: {error}") from None
+
+
+def _kernel_line(kernel: WeightKernel, config: EngineConfig) -> str:
+    """The kernel in use; where torch had to stand in for the native one, why."""
+    if kernel.name == "torch" and config.kernel == "auto" and kernel.device.type == "cpu":
+        return cpu_kernel()
+    return kernel.description
 
 
 def _context(config: EngineConfig, model: ModelConfig) -> tuple[int, tuple[str, ...]]:

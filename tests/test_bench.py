@@ -37,7 +37,12 @@ PROPERTIES: dict[str, Any] = {
     },
     "kernel": {"type": "string"}, "device": {"type": "string"}, "threads": COUNT, "exact": {"type": "boolean"},
 }  # fmt: skip
-SCHEMA = {"type": "object", "additionalProperties": False, "required": list(PROPERTIES), "properties": PROPERTIES}
+SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": list(PROPERTIES),
+    "properties": PROPERTIES,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +177,8 @@ def test_the_command_prints_a_table_or_an_object(run: Run) -> None:
     assert (found["repetitions"], found["threads"], found["device"]) == (2, 1, "cpu")
     assert found["decode_min_tok_s"] <= found["decode_tok_s"] <= found["decode_max_tok_s"]
     assert found["gb_s"] == pytest.approx(
-        (found["weight_bytes_per_token"] + found["kv_bytes_per_token"]) * found["decode_tok_s"] / 1e9, rel=1e-3
+        (found["weight_bytes_per_token"] + found["kv_bytes_per_token"]) * found["decode_tok_s"] / 1e9,
+        rel=1e-3,
     )
     assert found["bandwidth_share"] == pytest.approx(found["gb_s"] / found["bandwidth_gb_s"])
     code, out, err = run("-p", "40", "-n", "3", "-r", "1", "-v")

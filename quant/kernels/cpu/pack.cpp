@@ -70,8 +70,11 @@ template <class Format> void pack_strip(void *context, int32_t index, int32_t) {
   for (int64_t block = 0; block < count; block++) {
     int64_t at = (strip * count + block) * ROWS; /* of the values there is one of per block and row */
     for (int r = 0; r < ROWS; r++) {
-      decoded_block one = {};
-      if (r < rows) Format::decode(raw + ((int64_t)r * count + block) * Format::BYTES, &one);
+      decoded_block one;
+      if (r < rows)
+        Format::decode(raw + ((int64_t)r * count + block) * Format::BYTES, &one);
+      else
+        memset(&one, 0, sizeof one);
       for (int p = 0; p < PIECES; p++) memcpy(codes[p][r], one.codes + 32 * p, 32);
       if (Format::SCALE == SCALE_SUPER) {
         w->super_scales[at + r] = one.scale;
