@@ -72,6 +72,7 @@ def _catalog_facts(entry: CatalogEntry) -> dict[str, Any]:
         "file_size": entry.size,
         "architecture": entry.architecture,
         "supported": _is_supported(entry.architecture),
+        "kernel": None,
         "quantization": entry.quantization,
         **dict.fromkeys(_FROM_FILE_ONLY),
         "license": entry.license,
@@ -81,6 +82,7 @@ def _catalog_facts(entry: CatalogEntry) -> dict[str, Any]:
 
 
 def _file_facts(source: ModelSource, dirs: DataDirs) -> dict[str, Any]:
+    from infer.quant.kernels.status import cpu_kernel
     from infer.runtime.checkpoint.open import open_checkpoint
     from infer.runtime.store.fingerprint import fingerprint
     from infer.runtime.store.hub import HubModel

@@ -23,11 +23,12 @@ Tiny = Callable[..., Path]
 
 
 @pytest.fixture
-def quality() -> ModuleType:
+def quality(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location("quality", FOLDER / "quality.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "quality", module)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
