@@ -20,7 +20,9 @@ KERNELS = Path("quant", "kernels")
 
 def load_builder() -> ModuleType:
     """quant/kernels/build.py, which imports nothing of the package."""
-    spec = importlib.util.spec_from_file_location("kernel_build", Path(__file__).parent / KERNELS / "build.py")
+    spec = importlib.util.spec_from_file_location(
+        "kernel_build", Path(__file__).parent / KERNELS / "build.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -32,7 +34,9 @@ class BuildWithKernels(build_py):
     def run(self) -> None:
         super().run()
         builder = load_builder()
-        folder = Path(__file__).parent / KERNELS if self.editable_mode else Path(self.build_lib, "infer", KERNELS)
+        folder = (
+            Path(__file__).parent / KERNELS if self.editable_mode else Path(self.build_lib, "infer", KERNELS)
+        )
         target = folder / builder.LIBRARY
         target.unlink(missing_ok=True)
         try:

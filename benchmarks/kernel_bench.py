@@ -19,7 +19,12 @@ from infer.quant.kernels import native
 from infer.quant.kernels import native_abi as abi
 from infer.quant.kernels.base import WeightSource
 
-SHAPES = {"1.5b-up": (8960, 1536), "1.5b-down": (1536, 8960), "1.5b-attn": (1536, 1536), "135m-up": (1536, 576)}
+SHAPES = {
+    "1.5b-up": (8960, 1536),
+    "1.5b-down": (1536, 8960),
+    "1.5b-attn": (1536, 1536),
+    "135m-up": (1536, 576),
+}
 
 
 def random_source(name: str, n: int, k: int) -> WeightSource:
@@ -88,9 +93,13 @@ def seconds(call: Callable[[], object], repeats: int, at_least: float = 0.0) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--formats", nargs="+", default=["Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q8_0"])
-    parser.add_argument("--shapes", nargs="+", default=["1.5b-up"], help=f"names or NxK; names: {', '.join(SHAPES)}")
+    parser.add_argument(
+        "--shapes", nargs="+", default=["1.5b-up"], help=f"names or NxK; names: {', '.join(SHAPES)}"
+    )
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 64, 512])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", help="default: the best")
@@ -101,9 +110,13 @@ def main() -> None:
     kernel = native.NativeKernel(options.threads, options.isa)
     memory = torch.zeros(options.megabytes << 17, dtype=torch.int64)
     read = kernel.library.infer_read
-    median, best = seconds(lambda: read(kernel.pool.handle, memory.data_ptr(), memory.nbytes), options.repeats)
+    median, best = seconds(
+        lambda: read(kernel.pool.handle, memory.data_ptr(), memory.nbytes), options.repeats
+    )
     size = memory.nbytes / 1e9
-    print(f"{kernel.isa}, {options.threads} threads; plain read {size / median:.1f} GB/s (best {size / best:.1f})")
+    print(
+        f"{kernel.isa}, {options.threads} threads; plain read {size / median:.1f} GB/s (best {size / best:.1f})"
+    )
     del memory
     print(f"{'format':8}{'shape':>12}{'rows':>6}{'GB/s':>8}{'best':>7}{'GOP/s':>9}{'best':>8}{'us':>10}")
     for shape in options.shapes:
@@ -117,7 +130,9 @@ def main() -> None:
             many = copies(weight, max(1, (options.megabytes << 20) // weight.nbytes))
             for rows in options.rows:
                 used = many if rows <= 8 else many[:1]
-                median, best = seconds(Products(kernel, used, rows), options.repeats, 0.0 if rows <= 8 else 0.3)
+                median, best = seconds(
+                    Products(kernel, used, rows), options.repeats, 0.0 if rows <= 8 else 0.3
+                )
                 size = len(used) * weight.nbytes / 1e9
                 work = len(used) * 2 * rows * n * k / 1e9
                 print(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infer.cli import report, session
+from infer.cli.measuring import without_disk_cache
 from infer.cli.options import EngineOptions, JsonOptions, NoteOptions, takes
 from infer.cli.output import Writer, json_line, open_writer
 from infer.cli.render import Notes, one_line
@@ -70,7 +71,7 @@ def bench(options: BenchOptions) -> None:
     """
     writer = open_writer(None)
     notes = Notes(quiet=options.quiet, verbose=options.verbose)
-    engine = session.engine_config(options)
+    engine = without_disk_cache(session.engine_config(options), options, notes)
     with session.logging_to(notes):
         config = bench_config(options)
         engine = fitted(engine, config, options)
@@ -196,8 +197,9 @@ def report_lines(model: LoadedModel, found: Measurement) -> list[str]:
             f"{found.read.kv / 1e6:.1f} MB of keys and values per token)"
         )
     if found.bandwidth is not None and found.share is not None:
+        cached = " (more than all: the caches hold part of the weights)" if found.share > 1 else ""
         facts["bandwidth"] = (
-            f"{found.bandwidth / 1e9:.1f} GB/s measured, of which {found.share * 100:.0f} % used"
+            f"{found.bandwidth / 1e9:.1f} GB/s measured, {found.share * 100:.0f} % used{cached}"
         )
     facts["device"] = (
         f"{model.device}, {found.threads} threads, kernel {model.kernel}, exact: {str(model.exact).lower()}"

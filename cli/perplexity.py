@@ -12,6 +12,7 @@ import typer
 
 from infer.cli import report, session
 from infer.cli.input import STDIN, PromptInput, read_prompt
+from infer.cli.measuring import without_disk_cache
 from infer.cli.options import EngineOptions, JsonOptions, NoteOptions, takes
 from infer.cli.output import Writer, json_line, open_writer
 from infer.cli.render import Notes, animated, say
@@ -52,7 +53,8 @@ def perplexity(options: PerplexityOptions) -> None:
         raise UsageError(f"{options.origin('chunks')} must be at least 1, not {options.chunks}")
     notes = Notes(quiet=options.quiet, verbose=options.verbose)
     ctx = CTX if options.ctx is None else options.ctx
-    engine = dataclasses.replace(session.engine_config(options), ctx=ctx)
+    engine = without_disk_cache(session.engine_config(options), options, notes)
+    engine = dataclasses.replace(engine, ctx=ctx, prefix_cache=False)  # no window begins like another
     writer = open_writer(None)
     wanted = PromptInput(files=(options.file,), use_stdin=options.file == STDIN, raw=True)
     text = read_prompt(wanted, notes)

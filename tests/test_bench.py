@@ -219,3 +219,12 @@ def test_bad_calls_are_one_line(run: Run) -> None:
         code, out, err = run(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert message in err
+
+
+def test_the_disk_cache_is_left_alone(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    code, _, err = run("-p", "9", "-n", "2", "-r", "1", "-d", "130", "--cache-dir", str(folder))
+    assert code == 0
+    assert err == "infer: note: --cache-dir: a measurement uses no disk cache\n"
+    assert not folder.exists()
+    assert not list((tmp_path / "home").rglob("*.kv"))

@@ -15,7 +15,7 @@ import torch
 from tiny_models import CORPUS
 
 from infer.runtime.config import EngineConfig
-from infer.runtime.loader import load_model
+from infer.runtime.loader import LoadedModel, load_model
 from infer.runtime.perplexity import cut_windows, measure_perplexity
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -43,12 +43,12 @@ def test_divergence_of_a_model_from_itself_and_from_another(
 ) -> None:
     path = tiny_llama(quant="Q8_0")
 
-    def load(kernel: str) -> object:
+    def load(kernel: str) -> LoadedModel:
         config = EngineConfig(device="cpu", threads=1, kernel=kernel, kv_type="f32", ctx=600)
         return load_model(path, config, memo_dir=tmp_path)
 
     reference, test = load("float32"), load("reference")
-    windows = cut_windows(test.tokenizer, CORPUS * 4, 600, 2)
+    windows = cut_windows(test.tokenizer, CORPUS * 8, 600, 2)
     same = quality.compare(reference, reference, windows)
     assert len(same.kl) == same.same_top == 2 * 299
     assert max(map(abs, same.kl)) < 1e-12

@@ -110,7 +110,14 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[NativeKernel]:
 @pytest.mark.parametrize("name", CODED)
 def test_products_have_the_references_bits(kernel: NativeKernel, name: str) -> None:
     block = get_format(name).block
-    for n, k, m in ((1, 256, 1), (16, 256, 2), (37, 512, 4), (50, 3 * block, 7), (33, 1280, 17), (300, 256, 150)):
+    for n, k, m in (
+        (1, 256, 1),
+        (16, 256, 2),
+        (37, 512, 4),
+        (50, 3 * block, 7),
+        (33, 1280, 17),
+        (300, 256, 150),
+    ):
         source = random_source(name, n, k, seed=n)
         x = random_rows(m, k)
         assert_same(kernel.matmul(x, kernel.pack(source)), REFERENCE.matmul(x, REFERENCE.pack(source)))
@@ -151,7 +158,15 @@ def test_any_internal_form(default: NativeKernel, bits: int, group: int, scales:
             coarse = torch.rand(n, k // 256, generator=generator).half()
             fine_mins = torch.randint(0, 256, (n, k // group), generator=generator).to(torch.uint8)
             part = QuantizedTensor(
-                (n, k), bits, group, zero, stored, fine, fine_mins if mins else None, coarse, coarse if mins else None
+                (n, k),
+                bits,
+                group,
+                zero,
+                stored,
+                fine,
+                fine_mins if mins else None,
+                coarse,
+                coarse if mins else None,
             )
         else:
             dtype = torch.float16 if scales == "f16" else torch.float32
@@ -174,7 +189,7 @@ def test_quantized_arithmetic_stays_close_to_the_exact_product(default: NativeKe
     x = random_rows(5, 1024)
     exact = x.double() @ source.dequantize(0, 64).double().T
     error = (default.matmul(x, default.pack(source)) - exact).abs().amax(dim=1)
-    size = (x.double().norm(dim=1) * source.dequantize(0, 64).double().norm(dim=1).max())
+    size = x.double().norm(dim=1) * source.dequantize(0, 64).double().norm(dim=1).max()
     assert bool((error < size * 1e-2).all())
 
 
@@ -290,7 +305,10 @@ def test_bias_softcap_accumulation_and_several_weights(kernel: NativeKernel) -> 
             op.w[i], op.out[i] = ctypes.pointer(weight.struct), outs[i].data_ptr()
             bias = biases[i]
             op.bias[i] = None if bias is None else bias.data_ptr()
-        kernel.run([abi.QuantizeOp(x=x.data_ptr(), acts=ctypes.pointer(acts.struct), width=k), op], abi.Batch(tokens=rows))
+        kernel.run(
+            [abi.QuantizeOp(x=x.data_ptr(), acts=ctypes.pointer(acts.struct), width=k), op],
+            abi.Batch(tokens=rows),
+        )
         for i, out in enumerate(outs):
             bias = biases[i]
             expected = plain[i] if bias is None else plain[i] + bias
@@ -314,7 +332,9 @@ def test_packed_rows_dequantize_to_the_files_values(default: NativeKernel, name:
         default.rows(packed, torch.tensor([45]))
 
 
-def test_reading_in_chunks_gives_the_same_planes(default: NativeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_in_chunks_gives_the_same_planes(
+    default: NativeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("Q4_K", "Q5_0", "F16"):
         source = random_source(name, 450, 512)
         whole = default.pack(source)
@@ -341,7 +361,9 @@ def test_no_rows_and_wrong_shapes(default: NativeKernel) -> None:
         default.pack(source_of("Q4_0", torch.empty(0, 36, dtype=torch.uint8), 64))
     with pytest.raises(ValueError, match="not a multiple of 64"):
         NativeWeight.empty((16, 96), Planes(bits=4, group=64))
-    short = WeightSource("w", (40, 64), get_format("Q4_0"), lambda start, stop: torch.zeros(3, dtype=torch.uint8))
+    short = WeightSource(
+        "w", (40, 64), get_format("Q4_0"), lambda start, stop: torch.zeros(3, dtype=torch.uint8)
+    )
     with pytest.raises(ValueError, match="3 bytes were read"):
         default.pack(short)
 
@@ -356,7 +378,13 @@ def test_the_library_refuses_what_it_cannot_pack(default: NativeKernel) -> None:
         return code
 
     assert status(b"Q4_0", 0, 40) == 0
-    for name, row0, rows in ((b"Q9_9", 0, 40), (b"Q4_1", 0, 40), (b"Q4_0", 8, 16), (b"Q4_0", 0, 41), (b"Q4_0", 0, 20)):
+    for name, row0, rows in (
+        (b"Q9_9", 0, 40),
+        (b"Q4_1", 0, 40),
+        (b"Q4_0", 8, 16),
+        (b"Q4_0", 0, 41),
+        (b"Q4_0", 0, 20),
+    ):
         assert status(name, row0, rows) == -1
 
 
@@ -448,7 +476,9 @@ expected = kernel.matmul(x, weight)
     @classmethod
     def run(cls, script: str) -> str:
         code = cls.SETUP.format(folder=str(Path(__file__).parent)) + script
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -58,7 +58,18 @@ def build(target: Path, compiler: str | None = None, extra: Sequence[str] = ()) 
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
 
         def compile_one(source: Path, output: Path) -> None:
-            _run([compiler, *FLAGS, *target_flags(source, compiler), *extra, "-c", str(source), "-o", str(output)])
+            _run(
+                [
+                    compiler,
+                    *FLAGS,
+                    *target_flags(source, compiler),
+                    *extra,
+                    "-c",
+                    str(source),
+                    "-o",
+                    str(output),
+                ]
+            )
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as workers:
             list(workers.map(compile_one, sources, objects))
@@ -87,7 +98,10 @@ def target_flags(source: Path, compiler: str) -> list[str]:
 
 def _is_clang(compiler: str) -> bool:
     try:
-        return "clang" in subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+        return (
+            "clang"
+            in subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+        )
     except OSError:
         return False
 

@@ -36,7 +36,9 @@ class Acts(Structure):
 
 
 class Kv(Structure):
-    _fields_ = _fields((c_void_p, "k v k_scale v_scale"), (c_int32, "type kv_heads head_dim blocks"), (c_int64, "stride"))
+    _fields_ = _fields(
+        (c_void_p, "k v k_scale v_scale"), (c_int32, "type kv_heads head_dim blocks"), (c_int64, "stride")
+    )
 
 
 class Batch(Structure):

@@ -94,11 +94,11 @@ def check_chain(
 
 
 def files_in(root: Path, pattern: str = "*.kv") -> list[Path]:
-    return sorted(root.glob(f"kv-v1/*/*/{pattern}"))
+    return sorted(root.glob(f"kv-v1/*/{pattern}"))
 
 
 def entry_of(root: Path, key: bytes) -> Path:
-    (path,) = root.glob(f"kv-v1/*/*/*-{key.hex()}.kv")
+    (path,) = root.glob(f"kv-v1/*/*-{key.hex()}.kv")
     return path
 
 

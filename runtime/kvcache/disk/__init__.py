@@ -5,9 +5,8 @@
             lock                               flock'ed while entries are evicted, never waited for
             <fingerprint, 32 hex>/             one per model and way of computing
                 label                          a name for people, never trusted
-                <key, 2 hex>/                  256 shards
-                    <parent, 32 hex>-<tokens>-<key, 64 hex>.kv    an entry: 64 tokens, or fewer for a tail
-                    tmp-<random>               an entry being written
+                <parent, 32 hex>-<tokens>-<key, 64 hex>.kv    an entry: 64 tokens, or fewer for a tail
+                tmp-<random>                   an entry being written
 
 Entries are immutable and self-describing (`format`), named by a hash chain over the token ids (`kvcache.keys`).
 There is no index: a reader computes the names it wants, an evictor reads the tree of blocks from the names. `store`

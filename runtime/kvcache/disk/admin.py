@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -204,9 +204,6 @@ def clear(root: Path, folder: str | None = None) -> Removal:
         gone = [entry for entry in entries if remove(version, entry)]
         for model in {entry.model for entry in entries}:
             remove_label(version, model)
-            for shard in {entry.path.rpartition("/")[0] for entry in entries if entry.model == model}:
-                with suppress(OSError):
-                    os.rmdir(shard, dir_fd=version)
         return Removal(len(gone), sum(entry.size for entry in gone), len(gone) == len(entries))
 
 

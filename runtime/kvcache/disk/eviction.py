@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import heapq
 import os
-import re
 import stat
 import time
 from collections import Counter
@@ -27,7 +26,6 @@ from enum import Enum
 from infer.runtime.kvcache.disk.folder import FILE_MODE, close_quietly
 from infer.runtime.kvcache.disk.format import (
     MODEL_FOLDER,
-    SHARD_FOLDER,
     TEMPORARY_PREFIX,
     parse_entry_name,
 )
@@ -91,23 +89,20 @@ def scan(version: int, *, collect: bool) -> Usage:
     Unknown names are passed over. Never raises OSError: what cannot be listed is not counted.
     """
     usage = Usage()
-    for model in _listing(version, ".", MODEL_FOLDER):
-        for shard in _listing(version, model, SHARD_FOLDER):
-            usage.total += _DISK_BLOCK
-            _scan_shard(version, model, shard, usage, collect=collect)
+    for model in _models(version):
+        _scan_model(version, model, usage, collect=collect)
     return usage
 
 
 def collect_temporaries(version: int) -> None:
     """Remove temporaries whose writers are gone, without looking at entries. Never raises OSError."""
-    for model in _listing(version, ".", MODEL_FOLDER):
-        for shard in _listing(version, model, SHARD_FOLDER):
-            with suppress(OSError), _opened(version, f"{model}/{shard}") as descriptor:
-                for name in os.listdir(descriptor):
-                    if name.startswith(TEMPORARY_PREFIX):
-                        status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                        if _is_abandoned(descriptor, name, status.st_mtime_ns):
-                            os.unlink(name, dir_fd=descriptor)
+    for model in _models(version):
+        with suppress(OSError), _opened(version, model) as folder:
+            for name in os.listdir(folder):
+                if name.startswith(TEMPORARY_PREFIX):
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if _is_abandoned(folder, name, status.st_mtime_ns):
+                        os.unlink(name, dir_fd=folder)
 
 
 def remove(version: int, entry: StoredEntry) -> bool:
@@ -259,19 +254,21 @@ class Quota:
         return frozenset(chain)
 
 
-def _listing(version: int, path: str, pattern: re.Pattern[str]) -> list[str]:
-    """Names of folders that match, of this user, no symlinks."""
-    with suppress(OSError), _opened(version, path) as descriptor, os.scandir(descriptor) as found:
+def _models(version: int) -> list[str]:
+    """Names of the models' folders; symlinks are none."""
+    with suppress(OSError), _opened(version, ".") as descriptor, os.scandir(descriptor) as found:
         return [
-            item.name for item in found if pattern.fullmatch(item.name) and item.is_dir(follow_symlinks=False)
+            item.name
+            for item in found
+            if MODEL_FOLDER.fullmatch(item.name) and item.is_dir(follow_symlinks=False)
         ]
     return []
 
 
-def _scan_shard(version: int, model: str, shard: str, usage: Usage, *, collect: bool) -> None:
+def _scan_model(version: int, model: str, usage: Usage, *, collect: bool) -> None:
     with (
         suppress(OSError),
-        _opened(version, f"{model}/{shard}") as descriptor,
+        _opened(version, model) as descriptor,
         os.scandir(descriptor) as found,
     ):
         for item in found:
@@ -287,7 +284,7 @@ def _scan_shard(version: int, model: str, shard: str, usage: Usage, *, collect: 
             size = max(disk_bytes(status.st_size), status.st_blocks * 512)
             if name is not None:
                 parent, tokens, key = name
-                path = f"{model}/{shard}/{item.name}"
+                path = f"{model}/{item.name}"
                 usage.entries.append(StoredEntry(model, path, parent, tokens, key, size, status.st_mtime_ns))
             elif collect and _is_abandoned(descriptor, item.name, status.st_mtime_ns):
                 with suppress(OSError):
@@ -298,7 +295,7 @@ def _scan_shard(version: int, model: str, shard: str, usage: Usage, *, collect: 
             usage.total += size
 
 
-def _is_abandoned(shard: int, name: str, written_ns: int) -> bool:
+def _is_abandoned(folder: int, name: str, written_ns: int) -> bool:
     """Writers keep an flock on their temporary, and the kernel drops it when they die, however they die.
 
     Where the file system knows no flock, a day without a change decides.
@@ -306,7 +303,7 @@ def _is_abandoned(shard: int, name: str, written_ns: int) -> bool:
     import fcntl
 
     try:
-        descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=shard)
+        descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
         return False
     try:

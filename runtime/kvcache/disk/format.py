@@ -32,7 +32,6 @@ BLOCK_TOKENS = 64
 VERSION_FOLDER = f"kv-v{VERSION}"
 TEMPORARY_PREFIX = "tmp-"
 MODEL_FOLDER = re.compile(r"[0-9a-f]{32}")
-SHARD_FOLDER = re.compile(r"[0-9a-f]{2}")
 
 _FIELDS = struct.Struct("<8sII32s32s32sIIQ16s")
 _FRAME = struct.Struct("<8sII")
@@ -100,10 +99,9 @@ def short_key(key: bytes) -> str:
     return key[:16].hex()
 
 
-def entry_path(parent: bytes, tokens: int, key: bytes) -> str:
-    """Path of an entry below its model's folder."""
-    name = key.hex()
-    return f"{name[:2]}/{short_key(parent)}-{tokens}-{name}.kv"
+def entry_name(parent: bytes, tokens: int, key: bytes) -> str:
+    """Name of an entry in its model's folder."""
+    return f"{short_key(parent)}-{tokens}-{key.hex()}.kv"
 
 
 def parse_entry_name(name: str) -> tuple[str, int, str] | None:

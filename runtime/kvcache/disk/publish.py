@@ -7,9 +7,8 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
-from infer.runtime.kvcache.disk.folder import FILE_MODE, close_quietly, open_own_folder
+from infer.runtime.kvcache.disk.folder import FILE_MODE, close_quietly
 from infer.runtime.kvcache.disk.format import TEMPORARY_PREFIX
 
 _CHUNK = 1 << 20
@@ -22,24 +21,24 @@ class OutOfTime(Exception):
 
 
 class Temporary:
-    """A file of the shard `path[:2]` that is being written, at its full size from the start.
+    """An entry that is being written, at its full size from the start.
 
     Its flock tells other processes that the writer lives; nobody waits for it. Use as a context manager: what
     was not published is removed.
     """
 
-    def __init__(self, model: int, path: str, size: int) -> None:
-        """model: descriptor of the model's folder. path: the entry's, below it. Raises OSError, CacheFolderError."""
-        shard_name, self._final = path.split("/")
-        shard = open_own_folder(shard_name, model, Path(shard_name), create=True)
-        if shard is None:
-            raise FileNotFoundError(errno.ENOENT, "no such folder", shard_name)
-        self._shard = shard
+    def __init__(self, folder: int, final: str, size: int) -> None:
+        """folder: descriptor of the model's folder, used as long as this object. final: the entry's name there.
+
+        Raises OSError.
+        """
+        self._folder = folder
+        self._final = final
         self._name = f"{TEMPORARY_PREFIX}{secrets.token_hex(12)}"
         self._file = self._alive = -1
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._file = os.open(self._name, flags, FILE_MODE, dir_fd=shard)
+            self._file = os.open(self._name, flags, FILE_MODE, dir_fd=folder)
             self._alive = _flag_as_alive(self._file)
             os.ftruncate(self._file, size)
         except BaseException:
@@ -70,24 +69,22 @@ class Temporary:
         file, self._file = self._file, -1
         os.close(file)  # some file systems report a failed write only here
         try:
-            os.link(self._name, self._final, src_dir_fd=self._shard, dst_dir_fd=self._shard)
+            os.link(self._name, self._final, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except FileExistsError:
             return
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            os.rename(self._name, self._final, src_dir_fd=self._shard, dst_dir_fd=self._shard)
+            os.rename(self._name, self._final, src_dir_fd=self._folder, dst_dir_fd=self._folder)
 
     def discard(self) -> None:
-        """Remove the temporary name and close everything. Nothing is raised; doing it twice is nothing."""
-        if self._shard < 0:
-            return
+        """Remove the temporary name and close everything. Nothing is raised."""
         with suppress(OSError):
-            os.unlink(self._name, dir_fd=self._shard)
-        for descriptor in (self._file, self._alive, self._shard):
+            os.unlink(self._name, dir_fd=self._folder)
+        for descriptor in (self._file, self._alive):
             if descriptor >= 0:
                 close_quietly(descriptor)
-        self._file = self._alive = self._shard = -1
+        self._file = self._alive = -1
 
 
 def _flag_as_alive(descriptor: int) -> int:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from infer.runtime.kvcache.disk.checksum import payload_digest
 from infer.runtime.kvcache.disk.folder import close_quietly
-from infer.runtime.kvcache.disk.format import HEADER_BYTES, Header, entry_path, is_foreign, parse_header
+from infer.runtime.kvcache.disk.format import HEADER_BYTES, Header, entry_name, is_foreign, parse_header
 
 Payload = npt.NDArray[np.uint8]
 _FOREIGN_BYTES = 4096
@@ -34,14 +34,14 @@ class Wanted:
     size: int
 
     @property
-    def path(self) -> str:
-        return entry_path(self.parent, self.tokens, self.key)
+    def name(self) -> str:
+        return entry_name(self.parent, self.tokens, self.key)
 
 
 def exists(model: int, wanted: Wanted) -> bool:
     """Whether something goes by that name."""
     try:
-        os.stat(wanted.path, dir_fd=model, follow_symlinks=False)
+        os.stat(wanted.name, dir_fd=model, follow_symlinks=False)
     except OSError:
         return False
     return True
@@ -53,9 +53,9 @@ def read_entry(model: int, fingerprint: bytes, wanted: Wanted, out: Payload, *, 
     model: descriptor of the model's folder. clean: remove a damaged file. A file that cannot be read, is not a
     regular one, or belongs to another user or format version is a miss and stays.
     """
-    path = wanted.path
+    name = wanted.name
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=model)
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=model)
     except OSError:
         return Outcome.MISS
     try:
@@ -71,7 +71,7 @@ def read_entry(model: int, fingerprint: bytes, wanted: Wanted, out: Payload, *, 
         if is_foreign(os.pread(descriptor, _FOREIGN_BYTES, 0)):
             return Outcome.MISS
         if clean:
-            remove_same(model, path, status)
+            remove_same(model, name, status)
     except (OSError, MemoryError):
         return Outcome.MISS
     finally:
@@ -79,12 +79,12 @@ def read_entry(model: int, fingerprint: bytes, wanted: Wanted, out: Payload, *, 
     return Outcome.DAMAGED
 
 
-def remove_same(folder: int, path: str, status: os.stat_result) -> bool:
-    """Remove what `path` names if it is the file of `status`, by device and inode. Raises OSError."""
-    named = os.stat(path, dir_fd=folder, follow_symlinks=False)
+def remove_same(folder: int, name: str, status: os.stat_result) -> bool:
+    """Remove what goes by `name` if it is the file of `status`, by device and inode. Raises OSError."""
+    named = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if (named.st_dev, named.st_ino) != (status.st_dev, status.st_ino):
         return False
-    os.unlink(path, dir_fd=folder)
+    os.unlink(name, dir_fd=folder)
     return True
 
 

@@ -15,7 +15,7 @@ from infer.runtime.errors import InferError
 from infer.runtime.kvcache.disk import reader
 from infer.runtime.kvcache.disk.eviction import Quota
 from infer.runtime.kvcache.disk.folder import close_quietly, open_own_folder, open_root
-from infer.runtime.kvcache.disk.format import BLOCK_TOKENS, VERSION, VERSION_FOLDER, entry_path, model_folder
+from infer.runtime.kvcache.disk.format import BLOCK_TOKENS, VERSION, VERSION_FOLDER, entry_name, model_folder
 from infer.runtime.kvcache.disk.reader import Outcome, Payload, Wanted
 from infer.runtime.kvcache.disk.stats import StoreStats
 from infer.runtime.kvcache.disk.writer import BackgroundWriter, KeySet, PendingEntry, StoreFolder
@@ -52,8 +52,8 @@ class ChainEntry:
     payload: Payload
 
     @property
-    def path(self) -> str:
-        return entry_path(self.parent, self.tokens, self.key)
+    def name(self) -> str:
+        return entry_name(self.parent, self.tokens, self.key)
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ class PrefixStore:
         for entry in entries:
             self._known.add(entry.key)
         if self._writer is not None:
-            self._writer.touch(tuple(entry.path for entry in entries))
+            self._writer.touch(tuple(entry.name for entry in entries))
         return Chain(entries, tokens, nbytes, seconds)
 
 

@@ -16,7 +16,7 @@ from infer.runtime.errors import InferError
 from infer.runtime.kvcache.disk.checksum import payload_digest
 from infer.runtime.kvcache.disk.eviction import Quota, Room, collect_temporaries
 from infer.runtime.kvcache.disk.folder import close_quietly
-from infer.runtime.kvcache.disk.format import HEADER_BYTES, Header, entry_path, short_key
+from infer.runtime.kvcache.disk.format import HEADER_BYTES, Header, entry_name, short_key
 from infer.runtime.kvcache.disk.label import write_label
 from infer.runtime.kvcache.disk.publish import OutOfTime, Temporary
 from infer.runtime.kvcache.disk.stats import StoreStats
@@ -119,11 +119,11 @@ class BackgroundWriter:
             self._push(entry)
         return True
 
-    def touch(self, paths: tuple[str, ...]) -> None:
+    def touch(self, names: tuple[str, ...]) -> None:
         """Mark entries as just used, later."""
         with self._changed:
-            if paths and not self._stopped and self._deadline is None:
-                self._push(paths)
+            if names and not self._stopped and self._deadline is None:
+                self._push(names)
 
     def close(self, timeout: float) -> bool:
         """Write what is waiting, for `timeout` seconds at most, drop the rest. Whether the thread has ended."""
@@ -211,14 +211,14 @@ class BackgroundWriter:
 
     def _store(self, entry: PendingEntry) -> bool:
         """Whether the entry is on disk now. Raises OSError, OutOfTime, CacheFolderError."""
-        path = entry_path(entry.parent, entry.tokens, entry.key)
+        name = entry_name(entry.parent, entry.tokens, entry.key)
         size = HEADER_BYTES + len(entry.payload)
-        if self._is_stored(path):
+        if self._is_stored(name):
             return True
         temporary: Temporary | None = None
         with self._quota.admit(size, self._folder.name, short_key(entry.parent)) as room:
             if room is Room.GRANTED:
-                temporary = Temporary(self._folder.model, path, size)
+                temporary = Temporary(self._folder.model, name, size)
         if temporary is None:
             self._explain(room, size)
             return False
@@ -240,9 +240,9 @@ class BackgroundWriter:
             self._label = ""
         return True
 
-    def _is_stored(self, path: str) -> bool:
+    def _is_stored(self, name: str) -> bool:
         try:
-            os.stat(path, dir_fd=self._folder.model, follow_symlinks=False)
+            os.stat(name, dir_fd=self._folder.model, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True
@@ -255,7 +255,7 @@ class BackgroundWriter:
         elif room is Room.DISK_FULL:
             self._stop(f"the disk of {self._folder.root} is nearly full")
 
-    def _touch(self, paths: tuple[str, ...]) -> None:
-        for path in paths:
+    def _touch(self, names: tuple[str, ...]) -> None:
+        for name in names:
             with suppress(OSError):
-                os.utime(path, dir_fd=self._folder.model, follow_symlinks=False)
+                os.utime(name, dir_fd=self._folder.model, follow_symlinks=False)
