@@ -1,4 +1,4 @@
-"""Maps the four top-level folders into the `infer` namespace and compiles the native kernels; the rest is in pyproject.toml.
+"""Maps the top-level folders into the `infer` namespace and compiles the native kernels; the rest is pyproject.toml.
 
 Subpackages are discovered, never listed: a list silently drops a new folder from the wheel. The kernels are a plain
 shared library that no Python version is compiled into: one wheel per platform serves them all. Without a compiler the

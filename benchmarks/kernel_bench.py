@@ -92,6 +92,14 @@ def seconds(call: Callable[[], object], repeats: int, at_least: float = 0.0) -> 
     return statistics.median(times), min(times)
 
 
+def plain_read(kernel: native.NativeKernel, megabytes: int, repeats: int) -> tuple[float, float, float]:
+    """GB, and the median and best time of reading them with all threads."""
+    memory = torch.zeros(megabytes << 17, dtype=torch.int64)
+    read = kernel.library.infer_read
+    median, best = seconds(lambda: read(kernel.pool.handle, memory.data_ptr(), memory.nbytes), repeats)
+    return memory.nbytes / 1e9, median, best
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -108,16 +116,10 @@ def main() -> None:
     options = parser.parse_args()
 
     kernel = native.NativeKernel(options.threads, options.isa)
-    memory = torch.zeros(options.megabytes << 17, dtype=torch.int64)
-    read = kernel.library.infer_read
-    median, best = seconds(
-        lambda: read(kernel.pool.handle, memory.data_ptr(), memory.nbytes), options.repeats
-    )
-    size = memory.nbytes / 1e9
+    size, median, best = plain_read(kernel, options.megabytes, options.repeats)
     print(
         f"{kernel.isa}, {options.threads} threads; plain read {size / median:.1f} GB/s (best {size / best:.1f})"
     )
-    del memory
     print(f"{'format':8}{'shape':>12}{'rows':>6}{'GB/s':>8}{'best':>7}{'GOP/s':>9}{'best':>8}{'us':>10}")
     for shape in options.shapes:
         n, k = SHAPES[shape] if shape in SHAPES else map(int, shape.split("x"))
@@ -136,8 +138,8 @@ def main() -> None:
                 size = len(used) * weight.nbytes / 1e9
                 work = len(used) * 2 * rows * n * k / 1e9
                 print(
-                    f"{name:8}{f'{n}x{k}':>12}{rows:6}{size / median:8.1f}{size / best:7.1f}{work / median:9.0f}{work / best:8.0f}"
-                    f"{median / len(used) * 1e6:10.1f}"
+                    f"{name:8}{f'{n}x{k}':>12}{rows:6}{size / median:8.1f}{size / best:7.1f}"
+                    f"{work / median:9.0f}{work / best:8.0f}{median / len(used) * 1e6:10.1f}"
                 )
 
 

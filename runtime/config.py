@@ -63,7 +63,10 @@ class RopeConfig:
     """Rotary position embedding (arXiv 2104.09864) and its context extensions.
 
     dim: rotated dimensions per head. scaling: "none", "linear" (positions divided by factor), "yarn"
-    (arXiv 2309.00071) or "llama3" (Llama 3.1's wavelength bands). original_context: positions seen in training.
+    (arXiv 2309.00071), "llama3" (Llama 3.1's wavelength bands) or "longrope" (arXiv 2402.13753: a divisor per
+    frequency, from the file). original_context: positions seen in training. factors: which of longrope's two sets is
+    in use, "short" or "long"; the context length decides when the weights are loaded, never the length of a text.
+    attention_factor: magnitude of the rotated vectors, None for the scaling's own.
     pairing: "adjacent" rotates (x0, x1), (x2, x3), …: the order GGUF stores llama in; "halves" rotates
     (x0, x[d/2]), …
     """
@@ -79,11 +82,18 @@ class RopeConfig:
     beta_slow: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    factors: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shape of a decoder-only transformer, read from file metadata only."""
+    """Shape of a decoder-only transformer, read from file metadata only.
+
+    windows: positions each layer's queries see, themselves included, 0 for all; empty where no layer has a window.
+    local_rope: rotation in layers with a window, None for the same as in the others. nope_interval: every n-th layer
+    does not rotate, 0 for none. attention_scale: factor of q k^T, None for head_dim^-0.5. residual_scale: factor of
+    what each branch adds. logit_scale: factor of the logits. Soft caps bound x to cap * tanh(x / cap), 0 for off.
+    """
 
     architecture: str
     vocab_size: int
@@ -97,6 +107,20 @@ class ModelConfig:
     norm_eps: float
     rope: RopeConfig
     name: str = ""
+    activation: str = "silu"
+    windows: tuple[int, ...] = ()
+    local_rope: RopeConfig | None = None
+    nope_interval: int = 0
+    attention_scale: float | None = None
+    attention_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+
+    def window(self, layer: int) -> int:
+        """Positions that layer's queries see, 0 for all."""
+        return self.windows[layer] if self.windows else 0
 
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of K and V of all layers for one position."""

@@ -1,4 +1,4 @@
-"""The native matrix products: against the torch reference bit by bit, and each row alone against the same row in company."""
+"""The native matrix products: bit by bit against the torch reference, and a row alone against it in company."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ class QuantizeOp(Structure):
 class MatmulOp(Structure):
     KIND = OP_MATMUL
     _fields_ = _fields(
-        (Head, "head"), (POINTER(Acts), "acts"), (c_void_p, "x"), (POINTER(Weight) * 4, "w"), (c_void_p * 4, "bias out"),
-        (c_int32, "count accumulate"), (c_float, "softcap"),
+        (Head, "head"), (POINTER(Acts), "acts"), (c_void_p, "x"), (POINTER(Weight) * 4, "w"),
+        (c_void_p * 4, "bias out"), (c_int32, "count accumulate"), (c_float, "softcap"),
     )  # fmt: skip
 
 

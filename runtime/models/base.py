@@ -62,20 +62,7 @@ class WeightLoader:
     def matrix(self, name: str, rows: int, columns: int) -> PackedWeight:
         """A weight [rows, columns] in the kernel's layout."""
         tensor = self._take(name, (rows, columns))
-        try:
-            form = get_format(tensor.type)
-            row_bytes = form.row_bytes(columns)
-        except ValueError as error:
-            raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
-
-        def read(start: int, stop: int) -> torch.Tensor:
-            return self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
-
-        source = WeightSource(name, (rows, columns), form, read, self._quant)
-        try:
-            packed = self._kernel.pack(source)
-        except ValueError as error:
-            raise CheckpointError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
+        packed = self._pack(tensor, 0, rows)
         self._advance(tensor)
         return packed
 
@@ -98,6 +85,19 @@ class WeightLoader:
         bias = f"{name}.bias"
         return Linear(weight, self.vector(bias, rows) if bias in self else None)
 
+    def split(self, name: str, sizes: tuple[int, ...], columns: int) -> tuple[Linear, ...]:
+        """The layers whose rows lie one after another in `name`.weight (and `name`.bias), `sizes` rows each."""
+        tensor = self._take(f"{name}.weight", (sum(sizes), columns))
+        bias = f"{name}.bias"
+        values = self.vector(bias, sum(sizes)) if bias in self else None
+        layers = []
+        for index, size in enumerate(sizes):
+            first = sum(sizes[:index])
+            part = None if values is None else values[first : first + size].clone()
+            layers.append(Linear(self._pack(tensor, first, size), part))
+        self._advance(tensor)
+        return tuple(layers)
+
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return Norm(self.vector(f"{name}.weight", width), eps)
 
@@ -112,6 +112,24 @@ class WeightLoader:
                 f"{self._checkpoint.path}: unexpected tensors {', '.join(names[:3])}{more}; "
                 "the file is of another architecture than it says, or newer than this version of infer"
             )
+
+    def _pack(self, tensor: RawTensor, first: int, rows: int) -> PackedWeight:
+        """Rows [first, first + rows) of a matrix."""
+        name, columns = tensor.name, tensor.shape[1]
+        try:
+            form = get_format(tensor.type)
+            row_bytes = form.row_bytes(columns)
+        except ValueError as error:
+            raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
+
+        def read(start: int, stop: int) -> torch.Tensor:
+            return self._read(tensor, (first + start) * row_bytes, (stop - start) * row_bytes)
+
+        source = WeightSource(name, (rows, columns), form, read, self._quant)
+        try:
+            return self._kernel.pack(source)
+        except ValueError as error:
+            raise CheckpointError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
 
     def _take(self, name: str, shape: tuple[int, ...]) -> RawTensor:
         tensor = self._left.pop(name, None)

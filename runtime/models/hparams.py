@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from infer.runtime.checkpoint.metadata import get_float, get_int, get_str
+from infer.runtime.checkpoint.metadata import get_bool, get_float, get_int, get_list, get_str
 from infer.runtime.config import ModelConfig, RopeConfig
 from infer.runtime.errors import CheckpointError, UnsupportedModelError
 
 #: keys that say nothing about the maths
 DESCRIPTIVE = {"vocab_size", "attention.causal", "tensor_data_layout"}
-SCALINGS = ("none", "linear", "yarn", "llama3")
+SCALINGS = ("none", "linear", "yarn", "llama3", "longrope")
 
 
 class HyperParameters:
@@ -53,6 +53,28 @@ class HyperParameters:
     def text(self, key: str, default: str) -> str:
         return get_str(self.metadata, self._mark(key), default=default)
 
+    def flag(self, key: str, default: bool) -> bool:
+        return get_bool(self.metadata, self._mark(key), default=default)
+
+    def windows(self, layers: int, *, period: int, default: int = 0) -> tuple[int, ...]:
+        """`attention.sliding_window` of every layer: 0 (all positions) for each period-th one, for none if period is 0.
+
+        The file's `attention.sliding_window_pattern` comes before `period`: such a number, or a flag per layer that
+        says whether it has a window. default: the window where the file has none, 0 for no windows.
+        """
+        size = self.integer("attention.sliding_window", default, low=0)
+        name = self._mark("attention.sliding_window_pattern")
+        if isinstance(self.metadata.get(name), list):
+            local = get_list(self.metadata, name, bool)
+            if len(local) < layers:
+                raise CheckpointError(
+                    f"metadata key {name} covers {len(local)} of {layers} layers; use another file"
+                )
+        else:
+            period = self.integer("attention.sliding_window_pattern", period, low=0)
+            local = [period == 0 or layer % period < period - 1 for layer in range(layers)]
+        return tuple(size if local[layer] else 0 for layer in range(layers)) if size else ()
+
     def finish(self) -> None:
         """Raise UnsupportedModelError naming the keys under this architecture that were not read."""
         prefix = f"{self.architecture}."
@@ -64,7 +86,8 @@ class HyperParameters:
             )
 
     def rope(self, dim: int, pairing: str, *, base: float = 10000.0) -> RopeConfig:
-        """The `rope.*` keys; `rope.scale_linear` is the older spelling of linear scaling."""
+        """The `rope.*` keys; `rope.scale_linear` is the older spelling of linear scaling, `yarn_attn_factor`
+        comes before `attn_factor`."""
         legacy = self.optional_number("rope.scale_linear")
         scaling = self.text("rope.scaling.type", "none" if legacy in (None, 1.0) else "linear")
         if scaling not in SCALINGS:
@@ -72,6 +95,8 @@ class HyperParameters:
                 f"rope scaling {scaling!r} is not supported; supported: {', '.join(SCALINGS)}"
             )
         original = self.integer("rope.scaling.original_context_length", 0, low=0)
+        magnitude = self.optional_number("rope.scaling.attn_factor")
+        yarn_magnitude = self.optional_number("rope.scaling.yarn_attn_factor")
         config = RopeConfig(
             dim=dim,
             base=self.number("rope.freq_base", base),
@@ -79,13 +104,13 @@ class HyperParameters:
             scaling=scaling,
             factor=self.number("rope.scaling.factor", legacy or 1.0),
             original_context=original or None,
-            attention_factor=self.optional_number("rope.scaling.attn_factor"),
+            attention_factor=magnitude if yarn_magnitude is None else yarn_magnitude,
             beta_fast=self.number("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=self.number("rope.scaling.yarn_beta_slow", 1.0),
             low_freq_factor=self.number("rope.scaling.low_freq_factor", 1.0),
             high_freq_factor=self.number("rope.scaling.high_freq_factor", 4.0),
         )
-        if scaling in ("yarn", "llama3") and config.original_context is None:
+        if scaling in ("yarn", "llama3", "longrope") and config.original_context is None:
             raise CheckpointError(
                 f"metadata key {self.architecture}.rope.scaling.original_context_length is missing; "
                 f"rope scaling {scaling!r} needs it"

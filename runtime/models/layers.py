@@ -9,15 +9,20 @@ from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops, Value
 
 @dataclass(frozen=True)
 class Attention:
+    """q_norm, k_norm: over all heads at once; norms of each head are the spec's."""
+
     q: Linear
     k: Linear
     v: Linear
     output: Linear
     spec: AttentionSpec
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
 
     def mix(self, ops: Ops, x: Value) -> Value:
         """Everything before the output projection."""
         q, k, v = ops.linear(x, self.q, self.k, self.v)
+        q, k = _normed(ops, q, self.q_norm), _normed(ops, k, self.k_norm)
         return ops.attention(q, k, v, self.spec)
 
 
@@ -38,20 +43,25 @@ class GatedMLP:
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """Pre-norm residual layer. post_attention_norm, post_mlp_norm: norms of a branch before it is added."""
+    """Residual layer. attention_norm, mlp_norm: norms of what a branch reads; post_attention_norm, post_mlp_norm: of
+    what it adds. None where a family has no such norm."""
 
-    attention_norm: Norm
+    attention_norm: Norm | None
     attention: Attention
-    mlp_norm: Norm
+    mlp_norm: Norm | None
     mlp: GatedMLP
     post_attention_norm: Norm | None = None
     post_mlp_norm: Norm | None = None
 
     def forward(self, ops: Ops, x: Value) -> Value:
-        mixed = self.attention.mix(ops, ops.norm(x, self.attention_norm))
+        mixed = self.attention.mix(ops, _normed(ops, x, self.attention_norm))
         x = _join(ops, mixed, self.attention.output, self.post_attention_norm, x)
-        gated = self.mlp.gated(ops, ops.norm(x, self.mlp_norm))
+        gated = self.mlp.gated(ops, _normed(ops, x, self.mlp_norm))
         return _join(ops, gated, self.mlp.down, self.post_mlp_norm, x)
+
+
+def _normed(ops: Ops, x: Value, norm: Norm | None) -> Value:
+    return x if norm is None else ops.norm(x, norm)
 
 
 def _join(ops: Ops, branch: Value, layer: Linear, norm: Norm | None, residual: Value) -> Value:

@@ -110,8 +110,8 @@ class NativeOps(Ops):
         op = abi.NormOp(x=x.floats(), weight=norm.weight.data_ptr(), eps=norm.eps, width=x.width)
         return self._emit(op, x.width, outputs=x.outputs, quantized=True, keep=norm.weight)
 
-    def linear(self, x: NativeValue, *layers: Linear) -> tuple[NativeValue, ...]:
-        op = abi.MatmulOp(count=len(layers))
+    def linear(self, x: NativeValue, *layers: Linear, softcap: float = 0.0) -> tuple[NativeValue, ...]:
+        op = abi.MatmulOp(count=len(layers), softcap=softcap)
         values = [self._recorder.value(_native(layer.weight).shape[0], op, x.outputs) for layer in layers]
         self._matmul(op, x, layers, values)
         return tuple(values)
@@ -125,11 +125,12 @@ class NativeOps(Ops):
         norms = [spec.q_norm, spec.k_norm]
         eps = next((norm.eps for norm in norms if norm is not None), 0.0)
         weights = [None if norm is None else norm.weight.data_ptr() for norm in norms]
+        rope = spec.rope
         self._recorder.add(
             abi.RopeStoreOp(
                 q=q.floats(), k=k.floats(), v=v.floats(), q_norm=weights[0], k_norm=weights[1],
-                cos=spec.rope.cos.data_ptr(), sin=spec.rope.sin.data_ptr(), kv=cache, eps=eps, heads=spec.heads,
-                rope_dim=spec.rope.dim, pairing=PAIRINGS[spec.rope.pairing],
+                cos=rope and rope.cos.data_ptr(), sin=rope and rope.sin.data_ptr(), kv=cache, eps=eps,
+                heads=spec.heads, rope_dim=rope.dim if rope else 0, pairing=PAIRINGS[rope.pairing] if rope else 1,
             ),
             q.outputs, keep=spec,
         )  # fmt: skip
@@ -177,7 +178,7 @@ class NativeOps(Ops):
         for index, (layer, value) in enumerate(zip(layers, values, strict=True)):
             weight = _native(layer.weight)
             if weight.struct.elem == abi.ELEM_CODES:
-                op.acts = x.acts() or self._quantized(x)
+                op.acts = op.acts or x.acts() or self._quantized(x)
             else:
                 op.x = x.floats()
             op.w[index] = ctypes.pointer(weight.struct)
@@ -186,9 +187,8 @@ class NativeOps(Ops):
         self._recorder.add(op, x.outputs, keep=layers)
 
     def _quantized(self, x: NativeValue) -> ctypes._Pointer[abi.Acts]:
-        acts = self._recorder.acts(x.width)
-        pointer = ctypes.pointer(acts.struct)
-        self._recorder.add(abi.QuantizeOp(x=x.floats(), acts=pointer, width=x.width), x.outputs, keep=acts)
+        pointer = ctypes.pointer(self._recorder.scratch(x.width).struct)
+        self._recorder.add(abi.QuantizeOp(x=x.floats(), acts=pointer, width=x.width), x.outputs)
         return pointer
 
 
@@ -199,6 +199,7 @@ class _Recorder:
         self.ops: list[tuple[abi.Op, bool]] = []
         self._capacity = capacity
         self._keep: list[object] = []
+        self._scratch: dict[int, ActBuffer] = {}
         self._free: dict[int, list[tuple[torch.Tensor, ActBuffer | None]]] = defaultdict(list)
 
     def add(self, op: abi.Op, outputs: bool, keep: object = None) -> None:
@@ -207,6 +208,12 @@ class _Recorder:
 
     def acts(self, width: int) -> ActBuffer:
         return ActBuffer.empty(self._capacity, width)
+
+    def scratch(self, width: int) -> ActBuffer:
+        """Quantized rows for the next operation only: one buffer of each width serves them all."""
+        if width not in self._scratch:
+            self._scratch[width] = self.acts(width)
+        return self._scratch[width]
 
     def value(self, width: int, producer: abi.Op, outputs: bool, *, quantized: bool = False) -> NativeValue:
         free = self._free[width]

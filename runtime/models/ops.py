@@ -55,7 +55,7 @@ class AttentionSpec:
     """One layer's attention: softmax(scale q k^T) v over the cache of `layer`.
 
     window: positions visible to a query, itself included; 0 for all. softcap: scores become
-    cap * tanh(score / cap); 0 for off.
+    cap * tanh(score / cap); 0 for off. rope: None where positions are not encoded. q_norm, k_norm: of each head.
     """
 
     layer: int
@@ -63,7 +63,7 @@ class AttentionSpec:
     kv_heads: int
     head_dim: int
     scale: float
-    rope: RopeTable
+    rope: RopeTable | None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     window: int = 0
@@ -83,8 +83,8 @@ class Ops(abc.ABC):
     def norm(self, x: Value, norm: Norm) -> Value: ...
 
     @abc.abstractmethod
-    def linear(self, x: Value, *layers: Linear) -> tuple[Value, ...]:
-        """Each layer of the same input."""
+    def linear(self, x: Value, *layers: Linear, softcap: float = 0.0) -> tuple[Value, ...]:
+        """Each layer of the same input; with a soft cap, cap * tanh(y / cap) of each result y."""
 
     @abc.abstractmethod
     def linear_add(self, x: Value, layer: Linear, residual: Value) -> Value:

@@ -13,7 +13,18 @@ if TYPE_CHECKING:
     from infer.runtime.config import ModelConfig
     from infer.runtime.models.base import Model
 
-ARCHITECTURES = {"llama": ("llama", "Llama"), "qwen2": ("llama", "Llama")}
+#: name → (module of this package, class)
+ARCHITECTURES = {
+    "llama": ("llama", "Llama"),
+    "qwen2": ("llama", "Llama"),
+    "qwen3": ("qwen3", "Qwen3"),
+    "gemma2": ("gemma2", "Gemma2"),
+    "gemma3": ("gemma3", "Gemma3"),
+    "phi3": ("phi3", "Phi3"),
+    "olmo2": ("olmo2", "Olmo2"),
+    "granite": ("granite", "Granite"),
+    "smollm3": ("smollm3", "SmolLM3"),
+}
 
 
 def resolve_model(checkpoint: Checkpoint) -> tuple[type[Model], ModelConfig]:

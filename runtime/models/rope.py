@@ -13,7 +13,8 @@ from infer.runtime.models.ops import RopeTable
 def rope_table(
     config: RopeConfig, positions: int, factors: torch.Tensor | None, device: torch.device
 ) -> RopeTable:
-    """factors: the file's `rope_freqs`, float32 [dim / 2], which divide the frequencies. Computed in float64."""
+    """factors: the file's own divisors of the frequencies (`rope_freqs`, `rope_factors_long`), float32 [dim / 2].
+    Computed in float64."""
     exponents = torch.arange(0, config.dim, 2, dtype=torch.float64) / config.dim
     inverse = config.base**-exponents
     if factors is not None:
@@ -25,13 +26,14 @@ def rope_table(
 
 
 def _scaled(config: RopeConfig, inverse: torch.Tensor) -> tuple[torch.Tensor, float]:
+    magnitude = 1.0 if config.attention_factor is None else config.attention_factor
     if config.scaling == "linear":
-        return inverse / config.factor, 1.0
+        return inverse / config.factor, magnitude
     if config.scaling == "llama3":
-        return _llama3(config, inverse), 1.0
+        return _llama3(config, inverse), magnitude
     if config.scaling == "yarn":
         return _yarn(config, inverse)
-    return inverse, 1.0
+    return inverse, magnitude
 
 
 def _llama3(config: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:

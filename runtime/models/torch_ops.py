@@ -43,8 +43,9 @@ class TorchOps(Ops):
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         return F.rms_norm(x.float(), (x.shape[-1],), norm.weight, norm.eps).to(x.dtype)
 
-    def linear(self, x: torch.Tensor, *layers: Linear) -> tuple[torch.Tensor, ...]:
-        return tuple(self._apply(x, layer) for layer in layers)
+    def linear(self, x: torch.Tensor, *layers: Linear, softcap: float = 0.0) -> tuple[torch.Tensor, ...]:
+        results = tuple(self._apply(x, layer) for layer in layers)
+        return tuple(softcap * torch.tanh(y.float() / softcap) for y in results) if softcap else results
 
     def linear_add(self, x: torch.Tensor, layer: Linear, residual: torch.Tensor) -> torch.Tensor:
         return residual + self._apply(x, layer)
@@ -60,9 +61,10 @@ class TorchOps(Ops):
             q = self.norm(q, spec.q_norm)
         if spec.k_norm is not None:
             k = self.norm(k, spec.k_norm)
-        positions = self.batch.positions.long()
-        cos, sin = spec.rope.cos[positions].unsqueeze(1), spec.rope.sin[positions].unsqueeze(1)
-        q, k = rotate(q, cos, sin, spec.rope), rotate(k, cos, sin, spec.rope)
+        if spec.rope is not None:
+            positions = self.batch.positions.long()
+            cos, sin = spec.rope.cos[positions].unsqueeze(1), spec.rope.sin[positions].unsqueeze(1)
+            q, k = rotate(q, cos, sin, spec.rope), rotate(k, cos, sin, spec.rope)
         self._cache.store(spec.layer, self.batch.slots, k, v)
         out = self._attention.forward(q, self._cache, self.batch, spec.layer, scale=spec.scale, window=spec.window,
                                       softcap=spec.softcap)  # fmt: skip

@@ -11,6 +11,7 @@ class Tokenizer(abc.ABC):
 
     bos_id/eos_id: None when the vocabulary names none. add_bos/add_eos: whether the file asks for them on a
     plain prompt. stop_ids: every id that ends a turn. warnings: one line each, for stderr.
+    strips_leading_space: whether a text's first space is the tokenizer's own, which `decode` takes away.
     """
 
     vocab_size: int
@@ -21,6 +22,7 @@ class Tokenizer(abc.ABC):
     stop_ids: frozenset[int]
     kind: str  # for `infer show`: "bpe (smollm)"
     warnings: tuple[str, ...] = ()
+    strips_leading_space: bool = False
 
     @abc.abstractmethod
     def encode(self, text: str, *, special: bool = False) -> list[int]:

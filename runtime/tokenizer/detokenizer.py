@@ -21,11 +21,12 @@ class IncrementalDetokenizer:
     depends on the text alone, not on how it is cut into tokens. `push` returns all the text that no later
     token can change or cut away, and no more.
 
-    stop: non-empty strings (else UsageError). strip_leading_space: leave out one space at the very start.
+    stop: non-empty strings (else UsageError). strip_leading_space: leave out one space at the very start; None:
+    where `tokenizer.decode` does.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), strip_leading_space: bool = False
+        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), strip_leading_space: bool | None = None
     ) -> None:
         if not all(stop):
             raise UsageError(
@@ -36,7 +37,7 @@ class IncrementalDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._automaton = _Automaton(stop) if stop else None
         self._state = 0  # its prefix is the text that is held back
-        self._strip = strip_leading_space
+        self._strip = tokenizer.strips_leading_space if strip_leading_space is None else strip_leading_space
 
     def push(self, token_id: int) -> str:
         """The text that this token made certain, often "". Raises IndexError for an id out of range."""

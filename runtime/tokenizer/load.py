@@ -1,8 +1,9 @@
-"""The tokenizer of a model file, by `tokenizer.ggml.model`."""
+"""The tokenizer of a model file, by `tokenizer.ggml.model`, and of a `tokenizer.model` file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infer.runtime.errors import TokenizerError
@@ -21,7 +22,32 @@ def _bpe(metadata: Mapping[str, object], vocabulary: Vocabulary, pre: str | None
     return load_bpe(metadata, vocabulary, pre)
 
 
-_LOADERS: Mapping[str, Loader] = {"gpt2": _bpe}
+def _sentencepiece_bpe(metadata: Mapping[str, object], vocabulary: Vocabulary, pre: str | None) -> Tokenizer:
+    from infer.runtime.tokenizer.model_proto import BPE
+
+    return _sentencepiece(metadata, vocabulary, pre, BPE)
+
+
+def _unigram(metadata: Mapping[str, object], vocabulary: Vocabulary, pre: str | None) -> Tokenizer:
+    from infer.runtime.tokenizer.model_proto import UNIGRAM
+
+    return _sentencepiece(metadata, vocabulary, pre, UNIGRAM)
+
+
+def _sentencepiece(
+    metadata: Mapping[str, object], vocabulary: Vocabulary, pre: str | None, model_type: int
+) -> Tokenizer:
+    from infer.runtime.tokenizer.sentencepiece import load_sentencepiece
+
+    tokenizer = load_sentencepiece(metadata, vocabulary, model_type)
+    if pre is not None:
+        tokenizer.warnings += (
+            f"--pre {pre[:60]} changes nothing: a SentencePiece vocabulary has no pre-tokenizer",
+        )
+    return tokenizer
+
+
+_LOADERS: Mapping[str, Loader] = {"gpt2": _bpe, "llama": _sentencepiece_bpe, "t5": _unigram}
 
 
 def load_tokenizer(metadata: Mapping[str, object], *, pre: str | None = None) -> Tokenizer:
@@ -40,6 +66,16 @@ def load_tokenizer(metadata: Mapping[str, object], *, pre: str | None = None) ->
             + ", ".join(_LOADERS)
         )
     return loader(metadata, read_vocabulary(metadata), pre)
+
+
+def load_tokenizer_model(path: Path) -> Tokenizer:
+    """The tokenizer in a `tokenizer.model` file: `load_tokenizer` of `read_tokenizer_model`.
+
+    Raises TokenizerError where it is not one, and CheckpointError or ModelNotFoundError where it cannot be read.
+    """
+    from infer.runtime.tokenizer.tokenizer_model import read_tokenizer_model
+
+    return load_tokenizer(read_tokenizer_model(path))
 
 
 def load_chat_template(

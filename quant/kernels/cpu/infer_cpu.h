@@ -168,7 +168,8 @@ int32_t infer_pack_codes(infer_pool *, const uint8_t *codes, const void *scales,
                          const uint16_t *super_scales, const uint16_t *super_mins, const infer_weight *w, int32_t row0,
                          int32_t rows);
 
-/* Reads `bytes` bytes, at most 2^40, with all threads; the xor of their 64-bit words. To measure memory bandwidth. */
+/* Reads `bytes` bytes, at most 2^40, with all threads; the xor of the 64-bit words of
+ * all whole 64-byte pieces. To measure memory bandwidth. */
 uint64_t infer_read(infer_pool *, const void *data, int64_t bytes);
 
 /* Runs a program over a batch. 0, or the 1-based index of an operation whose kind or size is unknown, as a negative number. */

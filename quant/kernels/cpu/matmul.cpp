@@ -5,6 +5,7 @@ namespace {
 
 const int64_t JOB_BYTES = 48 << 10; /* of weights, with few rows: a few microseconds of reading */
 const int32_t JOB_ROWS = 128, JOB_STRIPS = 16;
+const int64_t MOST_JOBS = 1 << 24; /* what a pool can count */
 
 struct matmul_plan {
   const op_matmul *op;
@@ -64,6 +65,7 @@ void infer_matmul(infer_pool *pool, const op_matmul *op, int32_t rows) {
   int64_t enough = rows > 8 ? JOB_STRIPS : JOB_BYTES * strips / bytes + 1;
   if (rows <= 8 && enough > JOB_STRIPS) enough = JOB_STRIPS;
   plan.strips_per_job = (int32_t)(most < 1 ? 1 : most < enough ? most : enough);
+  while ((strips / plan.strips_per_job + op->count) * plan.row_jobs >= MOST_JOBS) plan.strips_per_job *= 2;
   for (int32_t i = 0; i < op->count; i++)
     plan.first_job[i + 1] = plan.first_job[i] + divide_up(strips_of(op->w[i]), plan.strips_per_job);
   infer_parallel(pool, plan.first_job[op->count] * plan.row_jobs, run_job, &plan);

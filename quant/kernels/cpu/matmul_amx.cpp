@@ -24,8 +24,9 @@ const tile_config CONFIG = {1, 0, {}, {64, 64, 32, 64, 32, 64}, {16, 16, 16, 8, 
 void configure() { __asm__ volatile("ldtilecfg %0" : : "m"(CONFIG)); }
 
 template <bool MIN> struct AmxTiles {
+  static constexpr bool ZEROS = false, MINIMUMS = MIN;
   static int subtract(const infer_weight *w) { return w->zero; }
-  static int32_t zero(const infer_weight *) { return 0; }
+  static int32_t zero(const infer_weight *) { return 0; } /* taken from the codes */
 
   /* The sums of block b, int32 [16 rows][16 outputs]; the intrinsics want tile numbers as literals. */
   INFER_INLINE void product(const tile_inputs &x, const uint8_t *panel, int b, int32_t *sums) {

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from infer.runtime.kvcache.disk.folder import FILE_MODE, close_quietly
 from infer.runtime.kvcache.disk.format import (
@@ -41,8 +42,7 @@ _ABANDONED_NS = 24 * 3600 * 10**9
 _LOCK_TRIES, _LOCK_PAUSE_S = 4, 0.01
 
 
-@dataclass(frozen=True)
-class StoredEntry:
+class StoredEntry(NamedTuple):
     """One entry as its name and status tell it. path: below the version folder. used_ns: time of last use."""
 
     model: str
@@ -266,11 +266,13 @@ def _models(version: int) -> list[str]:
 
 
 def _scan_model(version: int, model: str, usage: Usage, *, collect: bool) -> None:
+    user = os.geteuid()
     with (
         suppress(OSError),
         _opened(version, model) as descriptor,
         os.scandir(descriptor) as found,
     ):
+        usage.total += os.fstat(descriptor).st_blocks * 512
         for item in found:
             name = parse_entry_name(item.name)
             if name is None and not item.name.startswith(TEMPORARY_PREFIX):
@@ -279,7 +281,7 @@ def _scan_model(version: int, model: str, usage: Usage, *, collect: bool) -> Non
                 status = item.stat(follow_symlinks=False)
             except OSError:
                 continue
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != user:
                 continue
             size = max(disk_bytes(status.st_size), status.st_blocks * 512)
             if name is not None:

@@ -1,0 +1,15 @@
+"""Qwen 3, dense (arXiv 2505.09388): llama's layers with an RMS norm of every head of q and k."""
+
+from __future__ import annotations
+
+from infer.runtime.config import ModelConfig
+from infer.runtime.models.decoder import Decoder
+from infer.runtime.models.hparams import HyperParameters, decoder_config
+
+
+class Qwen3(Decoder):
+    qk_norm = "head"
+
+    @staticmethod
+    def read_config(params: HyperParameters, vocab_size: int) -> ModelConfig:
+        return decoder_config(params, vocab_size, pairing="halves")

@@ -1,0 +1,261 @@
+"""SentencePiece vocabularies: pieces of text with scores, merged pair by pair or chosen by a unigram model.
+
+Source: Kudo & Richardson 2018 (SentencePiece), Kudo 2018 (unigram). The `sentencepiece` library encodes; it is
+given a model put together here out of checked values, never bytes of a file (model_proto, charsmap).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from infer.runtime.errors import TokenizerError
+from infer.runtime.tokenizer.base import Tokenizer
+from infer.runtime.tokenizer.charsmap import check_charsmap
+from infer.runtime.tokenizer.literals import LiteralMatcher
+from infer.runtime.tokenizer.model_proto import BPE, UNIGRAM, ModelProto, serialize
+from infer.runtime.tokenizer.vocabulary import PREFIX, TokenType, Vocabulary, read_list, read_scalar
+
+if TYPE_CHECKING:
+    import sentencepiece
+
+logger = logging.getLogger(__name__)
+
+SPACE = "▁"  # U+2581 stands for a space in pieces
+MAX_PIECE = 1024  # characters
+
+_AGAIN = "convert the model again"
+_NAMES = {UNIGRAM: "unigram", BPE: "bpe"}
+_NONE: frozenset[int] = frozenset()
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """Pieces by a SentencePiece model.
+
+    Control tokens match a text only where special is True, those that the model's makers defined always. Where
+    the model begins texts with a space, the text after a control token begins with one too, and decoding takes
+    the first one away. Characters without a piece become the unknown token, with one warning.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, model: ModelProto, unknown_id: int) -> None:
+        """model: the same pieces under the same ids, as the library needs them."""
+        self.kind = f"sentencepiece ({_NAMES[model.model_type]})"
+        self.vocab_size = len(vocabulary.tokens)
+        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        bpe = model.model_type == BPE
+        self.add_bos = bpe if vocabulary.add_bos is None else vocabulary.add_bos
+        self.add_eos = not bpe if vocabulary.add_eos is None else vocabulary.add_eos
+        self.stop_ids = vocabulary.stop_ids
+        self.warnings = vocabulary.warnings
+        self.strips_leading_space = model.add_dummy_prefix
+
+        self._tokens, self._types = vocabulary.tokens, vocabulary.types
+        self._unknown = unknown_id
+        typed = vocabulary.ids_by_type()
+        self._control = (
+            typed.get(TokenType.CONTROL, _NONE) | typed.get(TokenType.UNKNOWN, _NONE) | {unknown_id}
+        )
+        self._special_ids = {self._tokens[token_id]: token_id for token_id in self._control}
+        self._special = LiteralMatcher(self._special_ids)
+        self._processor = _build(model)
+        self._warned = False
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokenizerError(
+                f"character {error.start} of the text is half a surrogate pair, not possible in UTF-8; remove it"
+            ) from None
+        if not special:
+            return self._encode_plain(text)
+        ids: list[int] = []
+        for part, literal in self._special.split(text):
+            if literal:
+                ids.append(self._special_ids[part])
+            else:
+                ids.extend(self._encode_plain(part))
+        return ids
+
+    def _encode_plain(self, text: str) -> list[int]:
+        ids: list[int] = self._processor.encode(text)
+        if not self._warned and self._unknown in ids:
+            self._warned = True
+            logger.warning(
+                "some characters of the text have no token in this vocabulary; they become unknown"
+            )
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        self._check(token_id)
+        if token_id in self._control:
+            return b""
+        token = self._tokens[token_id]
+        if self._types[token_id] == TokenType.BYTE:
+            return _byte_names()[token]
+        if self._types[token_id] == TokenType.UNUSED and token == f"[EMPTY_{token_id}]":
+            return b""
+        return token.replace(SPACE, " ").encode()
+
+    def piece(self, token_id: int) -> str:
+        self._check(token_id)
+        return self._tokens[token_id]
+
+    def is_control(self, token_id: int) -> bool:
+        return token_id in self._control
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self.strips_leading_space else text
+
+    def _check(self, token_id: int) -> None:
+        if not 0 <= token_id < self.vocab_size:
+            raise IndexError(f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens")
+
+
+def load_sentencepiece(
+    metadata: Mapping[str, object], vocabulary: Vocabulary, model_type: int
+) -> SentencePieceTokenizer:
+    """The tokenizer of a GGUF file of kind `llama` (BPE) or `t5` (UNIGRAM).
+
+    Raises TokenizerError for scores, types, byte tokens or normalization rules that do not fit.
+    """
+    scores = _read_scores(metadata, len(vocabulary.tokens))
+    if max(map(len, vocabulary.tokens)) > MAX_PIECE:
+        raise TokenizerError(f"{PREFIX}tokens: a token has more than {MAX_PIECE} characters; {_AGAIN}")
+    if metadata.get(PREFIX + "token_type") is None:
+        vocabulary = _with_bytes_by_name(vocabulary)
+    typed = vocabulary.ids_by_type()
+    _check_types(vocabulary, typed)
+    unknown_id = _find_unknown(metadata, vocabulary, typed)
+    pieces, types = _as_the_library_needs(vocabulary, typed, unknown_id)
+    prefix = read_scalar(metadata, PREFIX + "add_space_prefix", bool)
+    model = ModelProto(
+        pieces=pieces,
+        scores=scores,
+        types=types,
+        model_type=model_type,
+        byte_fallback=TokenType.BYTE in typed,
+        charsmap=_read_charsmap(metadata),
+        add_dummy_prefix=model_type == BPE if prefix is None else prefix,
+        remove_extra_whitespaces=bool(read_scalar(metadata, PREFIX + "remove_extra_whitespaces", bool)),
+    )
+    return SentencePieceTokenizer(vocabulary, model, unknown_id)
+
+
+def _read_scores(metadata: Mapping[str, object], size: int) -> Sequence[float]:
+    key = PREFIX + "scores"
+    values = metadata.get(key)
+    if values is None:
+        raise TokenizerError(f"{key} is missing: the file holds half a tokenizer; convert it again")
+    if not isinstance(values, list | tuple) or set(map(type, values)) - {float}:
+        raise TokenizerError(f"{key} is not an array of floating-point numbers; {_AGAIN}")
+    if len(values) != size:
+        raise TokenizerError(f"{key} has {len(values)} entries for {size} tokens; {_AGAIN}")
+    if not all(map(math.isfinite, values)):
+        raise TokenizerError(f"{key} holds values that are not finite; {_AGAIN}")
+    return values
+
+
+def _with_bytes_by_name(vocabulary: Vocabulary) -> Vocabulary:
+    """The vocabulary with its byte tokens typed as such, where it has them all."""
+    if not _byte_names().keys() <= vocabulary.ids.keys():
+        return vocabulary
+    types = list(vocabulary.types)
+    for name in _byte_names():
+        types[vocabulary.ids[name]] = TokenType.BYTE
+    return replace(vocabulary, types=types)
+
+
+def _check_types(vocabulary: Vocabulary, typed: Mapping[int, frozenset[int]]) -> None:
+    if wrong := [kind for kind in typed if not 0 <= kind <= TokenType.BYTE]:
+        raise TokenizerError(f"{PREFIX}token_type holds {wrong[0]}, which is no type of token; {_AGAIN}")
+    named = {vocabulary.tokens[token_id] for token_id in typed.get(TokenType.BYTE, _NONE)}
+    if named and named != _byte_names().keys():
+        raise TokenizerError(f"{PREFIX}tokens: the byte tokens are not <0x00> to <0xFF>; {_AGAIN}")
+
+
+def _find_unknown(
+    metadata: Mapping[str, object], vocabulary: Vocabulary, typed: Mapping[int, frozenset[int]]
+) -> int:
+    """The id of characters without a piece, which no model can do without."""
+    key, size = PREFIX + "unknown_token_id", len(vocabulary.tokens)
+    found = read_scalar(metadata, key, int)
+    if found is not None and not 0 <= found < size:
+        raise TokenizerError(f"{key} is {found}, outside the vocabulary of {size} tokens; {_AGAIN}")
+    if found is None:
+        found = min(typed.get(TokenType.UNKNOWN, _NONE), default=vocabulary.ids.get("<unk>"))
+    if found is None:
+        raise TokenizerError(f"{key} is missing and no token is typed unknown; {_AGAIN}")
+    if vocabulary.types[found] == TokenType.BYTE:
+        raise TokenizerError(f"{key} is {found}, a byte token; {_AGAIN}")
+    return found
+
+
+def _as_the_library_needs(
+    vocabulary: Vocabulary, typed: Mapping[int, frozenset[int]], unknown_id: int
+) -> tuple[list[str], list[int]]:
+    """Pieces and types that make the library match what may match, and nothing else.
+
+    It wants one unknown piece, takes a control token of one character for that character, and looks for
+    user-defined pieces where spaces are already U+2581. A piece that another one stands in the way of gets a
+    name that no text can become.
+    """
+    pieces, types = list(vocabulary.tokens), list(vocabulary.types)
+    for token_id in typed.get(0, _NONE):  # "undefined"
+        types[token_id] = TokenType.NORMAL
+    for token_id in typed.get(TokenType.UNKNOWN, _NONE):
+        types[token_id] = TokenType.CONTROL
+    hidden = {
+        token_id
+        for kind in (TokenType.CONTROL, TokenType.UNKNOWN)
+        for token_id in typed.get(kind, _NONE)
+        if len(pieces[token_id]) == 1
+    }
+    for token_id in sorted(typed.get(TokenType.USER_DEFINED, _NONE)):
+        if " " in pieces[token_id]:
+            pieces[token_id] = pieces[token_id].replace(" ", SPACE)
+            hidden.add(vocabulary.ids.get(pieces[token_id], token_id))
+            hidden.discard(token_id)
+    types[unknown_id] = TokenType.UNKNOWN
+    for token_id in hidden - {unknown_id}:
+        types[token_id] = TokenType.CONTROL
+        pieces[token_id] = f"<control {token_id}>"
+    return pieces, types
+
+
+def _read_charsmap(metadata: Mapping[str, object]) -> bytes:
+    """Normalization rules, checked; empty where there are none."""
+    key = PREFIX + "precompiled_charsmap"
+    value = metadata.get(key)
+    if not isinstance(value, bytes):
+        values = read_list(metadata, key, int) or []
+        if not all(0 <= byte < 256 for byte in values):
+            raise TokenizerError(f"{key} holds values that are not bytes; {_AGAIN}")
+        value = bytes(values)
+    if value:
+        check_charsmap(value, key)
+    return value
+
+
+def _build(model: ModelProto) -> sentencepiece.SentencePieceProcessor:
+    import sentencepiece
+
+    try:
+        processor = sentencepiece.SentencePieceProcessor()
+        processor.LoadFromSerializedProto(serialize(model))
+    except (ValueError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise TokenizerError(
+            f"{PREFIX}tokens: no tokenizer comes of them: {reason[:200]}; {_AGAIN}"
+        ) from error
+    return processor
+
+
+@cache
+def _byte_names() -> Mapping[str, bytes]:
+    return {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
