@@ -20,7 +20,7 @@ import typer
 import typer.core
 
 from infer.cli import bench, cache, ls, perplexity, pull, rm, run, sessions, show, tokenize
-from infer.cli.output import ReaderGone
+from infer.cli.output import ClosedStdout, ReaderGone
 from infer.cli.render import say
 from infer.cli.signals import INTERRUPTED, READER_GONE, TERMINATED, Terminated, install, leave
 from infer.runtime.errors import InferError
@@ -117,6 +117,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    if sys.stdout is None:
+        sys.stdout = ClosedStdout()
     code = invoke(sys.argv[1:])
     if code in (INTERRUPTED, READER_GONE, TERMINATED):
         leave(code)
@@ -127,8 +129,7 @@ def invoke(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; what went wrong has been said on stderr."""
     try:
         code = _dispatch(arguments)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code
     except (KeyboardInterrupt, typer.Abort):
         say("infer: interrupted")

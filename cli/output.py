@@ -36,6 +36,13 @@ class ReaderGone(Exception):
     """Whoever reads the answer closed the pipe."""
 
 
+class ClosedStdout(io.TextIOBase):
+    """In place of a stdout that was closed before the program began: who writes to it fails, nobody else does."""
+
+    def write(self, text: str) -> int:
+        raise OutputError("stdout is closed: send it to a file or a pipe")
+
+
 class Writer(abc.ABC):
     """Bytes to one place, in two steps, so that an interrupt loses none and writes none twice.
 
@@ -150,7 +157,7 @@ def open_writer(output: str | None) -> Writer:
     """stdout for None and "-", else the file. Raises OutputError."""
     if output is not None and output != "-":
         return FileWriter(output)
-    if sys.stdout is None:
+    if isinstance(sys.stdout, ClosedStdout):
         raise OutputError("stdout is closed: give -o FILE")
     try:
         descriptor = sys.stdout.fileno()

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from infer.runtime.errors import UsageError
+from infer.runtime.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,9 +109,17 @@ def say(line: str) -> None:
 
 
 def emit(line: str) -> None:
-    """One line of a command's result on stdout, sanitized. Raises OSError when stdout cannot be written."""
-    sys.stdout.write(one_line(line) + "\n")
-    sys.stdout.flush()
+    """One line of a command's result on stdout, sanitized.
+
+    Raises OutputError when stdout cannot be written, BrokenPipeError when its reader went away.
+    """
+    try:
+        sys.stdout.write(one_line(line) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"stdout: cannot write: {error.strerror or error}") from error
 
 
 def columns(lines: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:

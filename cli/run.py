@@ -23,7 +23,7 @@ from infer.cli.output import Answer, JsonAnswer, JsonLinesAnswer, TextAnswer, op
 from infer.cli.prompt import HEAD, TAIL, PromptEncoder, answer_room, fit
 from infer.cli.render import Notes, say
 from infer.cli.sampling import draw_seed, sampling_params
-from infer.cli.signals import Terminated, held
+from infer.cli.signals import Terminated, held, patient
 from infer.runtime.errors import InferError, UsageError
 
 if TYPE_CHECKING:
@@ -201,8 +201,13 @@ def answer_request(
     stop: KeyboardInterrupt | Terminated | None = None
     relay = _Relay(generation, answer)
     try:
-        for _ in stream:
+        if not answer.wants_report:
+            # Until the first text there is nothing to keep.
+            next(stream, None)
             relay.forward()
+        with patient():
+            for _ in stream:
+                relay.forward()
     except (KeyboardInterrupt, Terminated) as interrupt:
         stop = interrupt
         stream.cancel()

@@ -137,7 +137,6 @@ _FROM_FILE_ONLY = (
 
 def _is_supported(architecture: str | None) -> bool:
     """Whether this version can run models of the architecture."""
-    from infer.quant.kernels.status import cpu_kernel
 
     from infer.runtime.models.registry import ARCHITECTURES
 

@@ -1,8 +1,14 @@
-"""Ctrl-C and SIGTERM raise in the main thread, so that partial text is kept; a second one ends at once."""
+"""Ctrl-C and SIGTERM raise in the main thread, so that partial text is kept; a second one ends at once.
+
+Two moments are no good for an exception. An import swallows it or is left half done (importlib's weakref
+callbacks, numpy, torch), and a long call into a kernel, such as a prefill step of a large model, does not see it:
+then there is nothing to keep either, and the process ends there and then.
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -10,29 +16,47 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from infer.cli.render import animated
+from infer.cli.render import animated, say
 
 INTERRUPTED = 130
 READER_GONE = 141
 TERMINATED = 143
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
+# Seconds the main thread has to notice a signal, unless it is `patient`.
+_GRACE_S = 2.0
+_noticed = threading.Event()
+_patient = threading.Event()
 
 
 class Terminated(BaseException):
     """SIGTERM arrived. A BaseException, as KeyboardInterrupt is: no `except Exception` may swallow it."""
 
 
-def _raise_terminated(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+def _stop(number: int, frame: FrameType | None) -> None:
+    _noticed.set()
+    if _importing(frame):
+        _end(number)
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def install() -> None:
-    """Make SIGTERM raise `Terminated` and a second SIGINT or SIGTERM end the process at once.
+    """Make SIGINT (unless the shell had it ignored) and SIGTERM raise KeyboardInterrupt and `Terminated`, and a
+    second one, or one that goes unnoticed, end the process at once.
 
     Python runs signal handlers between bytecodes of the main thread, so a handler cannot end a long call into
     a kernel. The C level handler writes each signal number into a pipe as it arrives; a thread reads that.
     """
-    signal.signal(signal.SIGTERM, _raise_terminated)
+    for number in _STOPPING:
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -40,15 +64,45 @@ def install() -> None:
 
 
 def _watch(reader: int) -> None:
-    seen = 0
-    while received := os.read(reader, 64):
-        stopping = [number for number in received if number in _STOPPING]
-        seen += len(stopping)
-        if seen > 1:
-            if animated():  # a bar that hid the cursor has no time left to show it again
-                with suppress(OSError, ValueError):
-                    os.write(sys.stderr.fileno(), b"\x1b[?25h")
-            leave(TERMINATED if stopping[-1] == signal.SIGTERM else INTERRUPTED)
+    last: int | None = None
+    while True:
+        if not select.select([reader], [], [], None if last is None else _GRACE_S)[0]:
+            if last is not None and not _noticed.is_set() and not _patient.is_set():
+                _end(last)
+            continue
+        for number in os.read(reader, 64):
+            if number in _STOPPING:
+                if last is not None:
+                    _show_cursor()
+                    leave(_code(number))
+                last = number
+
+
+def _end(number: int) -> None:
+    _show_cursor()
+    say("infer: terminated" if number == signal.SIGTERM else "infer: interrupted")
+    leave(_code(number))
+
+
+def _code(number: int) -> int:
+    return TERMINATED if number == signal.SIGTERM else INTERRUPTED
+
+
+def _show_cursor() -> None:
+    """A bar that hid the cursor has no time left to show it again."""
+    if animated():
+        with suppress(OSError, ValueError):
+            os.write(sys.stderr.fileno(), b"\x1b[?25h")
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """A signal waits for the main thread however long that takes: there is something to keep."""
+    _patient.set()
+    try:
+        yield
+    finally:
+        _patient.clear()
 
 
 def leave(code: int) -> None:
@@ -63,9 +117,13 @@ def held() -> Iterator[None]:
         yield
         return
     arrived: list[int] = []
-    saved = {
-        number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in _STOPPING
-    }
+
+    def note(number: int, frame: FrameType | None) -> None:
+        _noticed.set()
+        arrived.append(number)
+
+    heeded = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+    saved = {number: signal.signal(number, note) for number in heeded}
     try:
         yield
     finally:
@@ -76,5 +134,5 @@ def held() -> Iterator[None]:
             # Called, not raised again: the watching thread would count a second signal.
             if callable(handler):
                 handler(arrived[0], None)
-            elif handler is not signal.SIG_IGN:
+            else:
                 signal.raise_signal(arrived[0])

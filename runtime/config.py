@@ -89,7 +89,8 @@ class RopeConfig:
 class ModelConfig:
     """Shape of a decoder-only transformer, read from file metadata only.
 
-    windows: positions each layer's queries see, themselves included, 0 for all; empty where no layer has a window.
+    windows: positions each layer's queries see, themselves included, 0 for all; empty where no layer has a window. The
+    KV cache holds every position of every layer all the same.
     local_rope: rotation in layers with a window, None for the same as in the others. nope_interval: every n-th layer
     does not rotate, 0 for none. attention_scale: factor of q k^T, None for head_dim^-0.5. residual_scale: factor of
     what each branch adds. logit_scale: factor of the logits. Soft caps bound x to cap * tanh(x / cap), 0 for off.

@@ -111,6 +111,10 @@ def load_model(
         )
         quantization = quantization_mix(checkpoint)
         defaults = _sampling_defaults(checkpoint.metadata)
+        if config.quant and not _has_float_matrix(checkpoint):
+            warnings += (
+                f"--quant {config.quant} rounds float weights, and this file has none: it runs as stored",
+            )
     if tokenizer.vocab_size != model_config.vocab_size:
         warnings += (
             f"the vocabulary has {tokenizer.vocab_size} tokens, the model's table {model_config.vocab_size}",
@@ -142,10 +146,21 @@ def quantization_mix(checkpoint: Checkpoint) -> str:
     return " + ".join(f"{name} {share:.0%}".replace("%", " %") for name, share in shares)
 
 
+def _has_float_matrix(checkpoint: Checkpoint) -> bool:
+    return any(
+        tensor.type in ("F32", "F16", "BF16") and len(tensor.shape) > 1
+        for tensor in checkpoint.tensors.values()
+    )
+
+
 def _create_kernel(config: EngineConfig, device: torch.device, threads: int) -> WeightKernel:
     name = config.kernel
     if name == "auto":
         name = "native" if device.type == "cpu" and native_available() else "torch"
+    if config.isa is not None and name != "native":
+        raise UsageError(
+            f"--isa {config.isa} is for the native kernel, and {name} is in use: drop one of them"
+        )
     try:
         return create_kernel(name, device, threads, config.isa)
     except (ValueError, OSError) as error:

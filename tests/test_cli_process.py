@@ -294,3 +294,133 @@ def test_no_ansi_off_a_terminal(environment: dict[str, str]) -> None:
         )  # fmt: skip
         assert not ANSI.search(done.stdout + done.stderr)
         assert b"\r" not in done.stdout + done.stderr
+
+
+def in_python(code: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, **options
+    )
+
+
+SWALLOWING = """
+import os, pathlib, sys, weakref
+folder = pathlib.Path(sys.argv[1])
+(folder / "swallows.py").write_text('''
+import pathlib, time
+try:
+    pathlib.Path(__file__).with_name("marker").touch()
+    time.sleep(20)
+except BaseException:
+    pass
+''')
+sys.path.insert(0, str(folder))
+from infer.cli.signals import install
+install()
+import swallows
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")]
+)
+def test_a_signal_during_an_import_ends_the_process(
+    tmp_path: Path, number: signal.Signals, code: int, word: bytes
+) -> None:
+    with in_python(SWALLOWING, str(tmp_path), stdout=subprocess.PIPE) as process:
+        wait_for(tmp_path / "marker")
+        process.send_signal(number)
+        assert finish(process) == (code, b"", b"infer: " + word + b"\n")
+
+
+STARTING = """
+import sys, time
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if name == "infer.cli.main":
+            print("importing", flush=True)
+            time.sleep(20)
+sys.meta_path.insert(0, Slow())
+from infer.cli.start import main
+main()
+"""
+
+
+def test_an_interrupt_while_the_program_starts_is_no_traceback() -> None:
+    with in_python(STARTING, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert finish(process) == (-signal.SIGINT, b"", b"")
+
+
+BUSY = """
+import contextlib, hashlib, sys
+from infer.cli import signals
+signals._GRACE_S = 0.2
+signals.install()
+rounds = 1 << 10
+with signals.patient() if sys.argv[1] == "patient" else contextlib.nullcontext():
+    try:
+        print("busy", flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"", b"", int(sys.argv[2]))  # no signal handler runs meanwhile
+    except KeyboardInterrupt:
+        print("kept", flush=True)
+        signals.leave(130)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "rounds", "out"), [("patient", 3_000_000, b"kept\n"), ("hasty", 1 << 30, b"")]
+)
+def test_a_signal_during_a_long_call(how: str, rounds: int, out: bytes) -> None:
+    with in_python(BUSY, how, str(rounds), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        code, seen, err = finish(process, 30)
+        assert (code, seen) == (130, out)
+        assert err == (b"" if out else b"infer: interrupted\n")
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    path = tmp_path / "opened"
+    code = (
+        "import os, sys; from infer.cli.start import occupy_standard_descriptors as occupy; occupy()\n"
+        "fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT); os.write(fd, str(fd).encode())"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    subprocess.run(
+        command, preexec_fn=lambda: [os.close(number) for number in closed], timeout=20, check=True
+    )
+    assert int(path.read_text()) > 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["ls"], ["cache", "info"], ["session", "ls"]]
+)
+def test_results_for_a_closed_stdout(environment: dict[str, str], arguments: list[str]) -> None:
+    done = subprocess.run(
+        [*SCRIPTED, "{}", *arguments], env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        preexec_fn=lambda: os.close(1), timeout=20, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (
+        1, b"infer: error: stdout is closed: send it to a file or a pipe\n",
+    )  # fmt: skip
+
+
+def test_a_result_for_a_full_disk_says_where(environment: dict[str, str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*SCRIPTED, "{}", "ls"],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=20,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (
+        1, b"infer: error: stdout: cannot write: No space left on device\n",
+    )  # fmt: skip

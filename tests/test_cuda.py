@@ -31,7 +31,7 @@ def _first_logprob(model: LoadedModel, prompt: list[int]) -> float:
 @pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16"])
 def test_cuda_agrees_with_float32(tiny_llama: Tiny, tmp_path: Path, quant: str) -> None:
     path = tiny_llama(quant=quant)
-    prompt = [random.Random(1).randrange(300) for _ in range(100)]
+    prompt = random.Random(1).choices(range(300), k=100)
     exact = _load(path, tmp_path, device="cpu", kernel="float32")
     cuda = _load(path, tmp_path, device="cuda")
     assert (cuda.device, cuda.exact) == ("cuda:0", False)

@@ -26,8 +26,9 @@ def run(tiny_llama: Tiny, tmp_path: Path) -> Iterator[Callable[..., tuple[Answer
 
     def once(prompt: tuple[int, ...], *, cached: bool = True, quant: str = "Q8_0", temperature: float = 0.8,
              count: int = 6, **settings: object) -> tuple[Answer, int]:  # fmt: skip
-        config = EngineConfig(**{"device": "cpu", "threads": 1, "kernel": KERNELS[-1], "ctx": 512, "prefix_cache": cached,
-                                 "cache_dir": folder if cached else None, **settings})  # fmt: skip
+        shared = {"prefix_cache": cached, "cache_dir": folder if cached else None}
+        defaults = {"device": "cpu", "threads": 1, "kernel": KERNELS[-1], "ctx": 512}
+        config = EngineConfig(**{**defaults, **shared, **settings})
         model = load_model(tiny_llama(quant=quant), config, memo_dir=tmp_path)
         try:
             return _answer(model, prompt, temperature, count), model.engine.cached_tokens("a")
@@ -47,7 +48,7 @@ def _answer(model: LoadedModel, prompt: tuple[int, ...], temperature: float = 0.
 
 
 def _prompt(seed: int, length: int) -> tuple[int, ...]:
-    return tuple(random.Random(seed).randrange(300) for _ in range(length))
+    return tuple(random.Random(seed).choices(range(300), k=length))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -35,7 +35,7 @@ def load(tiny_llama: Callable[..., Path], tmp_path: Path) -> Iterator[Load]:
 
 
 def _prompt(seed: int, length: int) -> tuple[int, ...]:
-    return tuple(random.Random(seed).randrange(300) for _ in range(length))
+    return tuple(random.Random(seed).choices(range(300), k=length))
 
 
 def _sampling(**changes: object) -> SamplingParams:

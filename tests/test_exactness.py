@@ -60,7 +60,7 @@ class Trace:
 
 
 def _prompt(seed: int, length: int, vocab: int = 300) -> tuple[int, ...]:
-    return tuple(random.Random(seed).randrange(vocab) for _ in range(length))
+    return tuple(random.Random(seed).choices(range(vocab), k=length))
 
 
 def _trace(model: LoadedModel, prompts: dict[str, tuple[int, ...]], count: int = 5) -> dict[str, Trace]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from infer.runtime.config import BLOCK_SIZE, ModelConfig, RopeConfig
 from infer.runtime.kvcache.block_pool import BlockPool
-from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.kvcache.keys import block_key
+from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.kvcache.prefix import PrefixCache
 
 

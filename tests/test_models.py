@@ -116,7 +116,7 @@ def test_rope_scalings_equal_transformers(kind: str) -> None:
             num_attention_heads=4,
             max_position_embeddings=2048,
             rope_parameters={k: v for k, v in parameters.items() if k not in unused},
-        )  # fmt: skip
+        )
     )
     cos, sin = theirs(torch.zeros(1, 500, 64), torch.arange(500).unsqueeze(0))
     config = RopeConfig(dim=64, base=5e5, scaling=kind, factor=8.0, original_context=256)

@@ -46,7 +46,7 @@ def load(tiny_llama: Callable[..., Path], tmp_path: Path) -> Iterator[Load]:
 
 
 def _prompt(seed: int, length: int) -> tuple[int, ...]:
-    return tuple(random.Random(seed).randrange(300) for _ in range(length))
+    return tuple(random.Random(seed).choices(range(300), k=length))
 
 
 def _outputs(model: LoadedModel, *requests: Request) -> dict[str, list[RequestOutput]]:

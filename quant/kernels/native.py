@@ -18,6 +18,7 @@ import torch
 
 from infer.quant.base import SUPER, QuantizedTensor
 from infer.quant.kernels import native_abi as abi
+from infer.quant.kernels.arena import Arena
 from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
 from infer.quant.kernels.build import LIBRARY
 
@@ -119,10 +120,11 @@ class NativeWeight(PackedWeight):
         return sum(plane.nbytes for plane in self.planes.values())
 
     @classmethod
-    def empty(cls, shape: tuple[int, int], kind: Planes) -> NativeWeight:
-        """Planes of uninitialized memory, 64-byte aligned as torch allocates. Raises ValueError when the columns do not
-        fill whole blocks and groups."""
+    def empty(cls, shape: tuple[int, int], kind: Planes, arena: Arena | None = None) -> NativeWeight:
+        """Planes of uninitialized memory, 64-byte aligned. Raises ValueError when the columns do not fill whole
+        blocks and groups."""
         n, k = shape
+        arena = arena or Arena()
         strips = -(-n // abi.STRIP)
         sizes: dict[str, tuple[int, torch.dtype]] = {}
         if kind.elem != abi.ELEM_CODES:
@@ -144,8 +146,7 @@ class NativeWeight(PackedWeight):
                 if kind.mins:
                     sizes["super_mins"] = (k // SUPER, torch.float16)
         planes = {
-            name: torch.empty(strips * abi.STRIP * count, dtype=dtype)
-            for name, (count, dtype) in sizes.items()
+            name: arena.empty(strips * abi.STRIP * count, dtype) for name, (count, dtype) in sizes.items()
         }
         struct = abi.Weight(
             n=n, k=k, elem=kind.elem, bits=kind.bits, group=kind.group, zero=kind.zero, scale=kind.scale,
@@ -186,6 +187,7 @@ class NativeKernel(WeightKernel):
         self.library = load(isa)
         self.pool = Pool(self.library, threads)
         self._lock = threading.Lock()
+        self._arena = Arena()
 
     @property
     def isa(self) -> str:
@@ -209,7 +211,7 @@ class NativeKernel(WeightKernel):
         kind = DIRECT.get(source.format.name)
         weight: NativeWeight | None = None
         if kind is not None and not source.requantized:
-            weight = NativeWeight.empty(source.shape, kind)
+            weight = NativeWeight.empty(source.shape, kind, self._arena)
             for start, stop in source.chunks():
                 self._pack_stored(source, weight, start, stop)
             return weight
@@ -220,7 +222,7 @@ class NativeKernel(WeightKernel):
                     f"{source.name}: {source.format.name} is not a type the native kernels can hold"
                 )
             if weight is None:
-                weight = NativeWeight.empty(source.shape, Planes.of(part))
+                weight = NativeWeight.empty(source.shape, Planes.of(part), self._arena)
             self._pack_codes(source, weight, part, start)
         if weight is None:
             raise ValueError(f"{source.name}: nothing to load")

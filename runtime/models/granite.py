@@ -16,7 +16,7 @@ class Granite(Decoder):
         return replace(
             decoder_config(params, vocab_size, pairing="adjacent"),
             embedding_scale=params.number("embedding_scale", 1.0),
-            residual_scale=params.number("residual_scale", 1.0),
+            residual_scale=params.number("residual_scale", 1.0, low=1e-6),
             logit_scale=1.0 / params.number("logit_scale"),
             attention_scale=params.optional_number("attention.scale"),
             nope_interval=0 if params.flag("rope.scaling.finetuned", True) else 1,

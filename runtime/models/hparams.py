@@ -9,7 +9,7 @@ from infer.runtime.config import ModelConfig, RopeConfig
 from infer.runtime.errors import CheckpointError, UnsupportedModelError
 
 #: keys that say nothing about the maths
-DESCRIPTIVE = {"vocab_size", "attention.causal", "tensor_data_layout"}
+DESCRIPTIVE = {"vocab_size", "attention.causal", "tensor_data_layout", "rope.scaling.finetuned"}
 SCALINGS = ("none", "linear", "yarn", "llama3", "longrope")
 
 

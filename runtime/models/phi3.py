@@ -1,6 +1,5 @@
 """Phi 3 to 4 (arXiv 2404.14219): q, k, v and gate, up stored as one matrix each, part of a head rotated, a
-window on all layers, and LongRoPE (arXiv 2402.13753) where `rope.scaling.attn_factor` says that the file has its factors.
-"""
+window on all layers, and LongRoPE (arXiv 2402.13753) in files that `rope.scaling.attn_factor` marks."""
 
 from __future__ import annotations
 

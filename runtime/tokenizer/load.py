@@ -73,9 +73,14 @@ def load_tokenizer_model(path: Path) -> Tokenizer:
 
     Raises TokenizerError where it is not one, and CheckpointError or ModelNotFoundError where it cannot be read.
     """
+    from infer.runtime.checkpoint.printable import shown_path
     from infer.runtime.tokenizer.tokenizer_model import read_tokenizer_model
 
-    return load_tokenizer(read_tokenizer_model(path))
+    metadata = read_tokenizer_model(path)
+    try:
+        return load_tokenizer(metadata)
+    except TokenizerError as error:
+        raise TokenizerError(f"{shown_path(path)}: {error}") from error
 
 
 def load_chat_template(

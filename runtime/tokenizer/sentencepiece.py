@@ -141,7 +141,7 @@ def load_sentencepiece(
         model_type=model_type,
         byte_fallback=TokenType.BYTE in typed,
         charsmap=_read_charsmap(metadata),
-        add_dummy_prefix=model_type == BPE if prefix is None else prefix,
+        add_dummy_prefix=True if prefix is None else prefix,
         remove_extra_whitespaces=bool(read_scalar(metadata, PREFIX + "remove_extra_whitespaces", bool)),
     )
     return SentencePieceTokenizer(vocabulary, model, unknown_id)
@@ -225,6 +225,8 @@ def _as_the_library_needs(
     for token_id in hidden - {unknown_id}:
         types[token_id] = TokenType.CONTROL
         pieces[token_id] = f"<control {token_id}>"
+        while pieces[token_id] in vocabulary.ids:
+            pieces[token_id] += ">"
     return pieces, types
 
 

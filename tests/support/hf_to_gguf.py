@@ -145,4 +145,4 @@ def _gguf_name(name: str, model_type: str) -> str:
         return f"{_GLOBAL[stem]}.{suffix}"
     _, _, layer, part = stem.split(".", 3)
     post = "post_attention_norm" if model_type in POST_NORMED else "ffn_norm"
-    return f"blk.{layer}.{ {**_LAYER, 'post_attention_layernorm': post}[part]}.{suffix}"
+    return f"blk.{layer}.{ {**_LAYER, 'post_attention_layernorm': post}[part] }.{suffix}"
