@@ -20,7 +20,7 @@ from infer.quant.rtn import quantize_rtn
 #: name → module of this package with a `create(device, threads, isa)` function
 KERNELS = {"native": "native", "torch": "torch_kernel", "reference": "reference", "float32": "float32"}
 
-CHUNK_BYTES = 16 << 20  # stored bytes read and decoded at a time
+CHUNK_BYTES = 4 << 20  # stored bytes read and decoded at a time
 
 
 @dataclass(frozen=True)
