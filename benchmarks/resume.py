@@ -19,26 +19,10 @@ import time
 from pathlib import Path
 
 INFER = [sys.executable, "-c", "from infer.cli.main import main; main()"]
-WORDS = [
-    "the",
-    "river",
-    "runs",
-    "past",
-    "old",
-    "mills",
-    "and",
-    "quiet",
-    "fields",
-    "while",
-    "people",
-    "walk",
-    "home",
-    "under",
-    "tall",
-    "trees",
-    "at",
-    "dusk",
-]
+SENTENCE = (
+    "the river runs past old mills and quiet fields while people walk home under tall trees "
+    "at dusk and nobody speaks of the long dry summer"
+)
 
 
 def prompt_of(model: str, tokens: int) -> str:
@@ -47,15 +31,16 @@ def prompt_of(model: str, tokens: int) -> str:
     while low < high:
         middle = (low + high + 1) // 2
         text = text_of(middle)
-        out = subprocess.run([*INFER, "tokenize", "-m", model, "--raw", "-"], input=text, capture_output=True, text=True,
-                             check=True)  # fmt: skip
+        command = [*INFER, "tokenize", "-m", model, "--raw", "-"]
+        out = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
         low, high = (middle, high) if len(out.stdout.split()) <= tokens else (low, middle - 1)
     return text_of(low)
 
 
 def text_of(words: int) -> str:
     """Lines that repeat, numbered, so that no two places are alike."""
-    plain = (f"{WORDS[i % len(WORDS)]}{i // len(WORDS) if i % 7 == 0 else ''}" for i in range(words))
+    source = SENTENCE.split()
+    plain = (f"{source[i % len(source)]}{i // len(source) if i % 7 == 0 else ''}" for i in range(words))
     return " ".join(plain)
 
 
