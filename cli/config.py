@@ -96,8 +96,8 @@ def resolve(
 ) -> T:
     """The options in force. `given` holds the flags; None, False or an empty list: it was not given.
 
-    Raises UsageError for a variable or key with a value of the wrong type, for an empty text (`--session "$UNSET"`),
-    for an unknown key in the config file and for a file that is not TOML.
+    Raises UsageError for a variable or key with a value of the wrong type, for an empty flag (`--session "$UNSET"`) that
+    switches off no variable or key, for an unknown key in the config file and for a file that is not TOML.
     """
     environ = os.environ if environ is None else environ
     path = data_dirs(environ).config / FILE_NAME if path is None else path
@@ -115,9 +115,9 @@ def resolve(
         elif key(name) in table:
             values[name] = _from_toml(setting, table[key(name)], path)
             origins[name] = f"{key(name)} in {path}"
-        value = values.get(name)
-        if (value == "" or (isinstance(value, list) and "" in value)) and name not in _MAY_BE_EMPTY:
-            raise UsageError(f"{origins[name]} is empty: give it a value, or leave it out")
+        if (flag_value == "" or (isinstance(flag_value, (list, tuple)) and "" in flag_value)) and name not in _MAY_BE_EMPTY:
+            if not (environ.get(variable(name)) or table.get(key(name))):
+                raise UsageError(f"{flag(name)} is empty: give it a value, or leave it out")
     return group(origins=types.MappingProxyType(origins), **values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ import pytest
 MODEL_VARIABLE = "INFER_TEST_MODEL"
 OFFLINE_VARIABLE = "INFER_OFFLINE_TESTS"
 TEST_MODEL = "smollm2-135m-instruct"
+
+
+def pytest_configure() -> None:
+    # A shell's background job ignores SIGINT, and so would every process that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

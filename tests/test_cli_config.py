@@ -193,3 +193,17 @@ def test_engine_flags_arrive(tmp_path: Path) -> None:
         "prefill_chunk": 0,
     }
     assert dataclasses.asdict(built).items() >= {**expected, "prefix_cache": False}.items()
+
+
+@pytest.mark.parametrize("name", ["session", "pre", "chat_template", "output", "model", "quant"])
+def test_an_empty_flag_is_an_error_unless_it_switches_something_off(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=f"{config.flag(name)} is empty"):
+        resolve(tmp_path, flags={name: ""})
+    assert getattr(resolve(tmp_path, flags={name: ""}, env={config.variable(name): "x"}), name) == ""
+    assert getattr(resolve(tmp_path, flags={name: ""}, toml=f'{name} = "x"'), name) == ""
+    assert resolve(tmp_path, flags={"system": "", "prefill": ""}).system == ""
+
+
+def test_an_empty_file_name_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--file is empty"):
+        resolve(tmp_path, flags={"file": ["", "b"]})

@@ -113,8 +113,10 @@ class ScriptedEngine:
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
 
-    def cached_tokens(self, request_id: str) -> int:
-        return 3
+    def cache_use(self, request_id: str) -> Any:
+        from infer.runtime.stats import CacheUse
+
+        return CacheUse(tokens=3)
 
     def step(self) -> list[Any]:
         from infer.runtime.errors import NumericalError
