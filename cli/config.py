@@ -106,7 +106,10 @@ def resolve(
     origins: dict[str, str] = {}
     for name, setting in settings(group).items():
         flag_value = given.get(name)
-        if flag_value is not None and flag_value is not False and flag_value not in ([], ()):
+        if flag_value == "" and name not in _MAY_BE_EMPTY:
+            if not (environ.get(variable(name)) or table.get(key(name))):
+                raise UsageError(f"{flag(name)} is empty: give it a value, or leave it out")
+        elif flag_value is not None and flag_value is not False and flag_value not in ([], ()):
             values[name] = list(flag_value) if isinstance(flag_value, (list, tuple)) else flag_value
             origins[name] = flag(name)
         elif environ.get(variable(name)):
@@ -115,9 +118,6 @@ def resolve(
         elif key(name) in table:
             values[name] = _from_toml(setting, table[key(name)], path)
             origins[name] = f"{key(name)} in {path}"
-        if (flag_value == "" or (isinstance(flag_value, (list, tuple)) and "" in flag_value)) and name not in _MAY_BE_EMPTY:
-            if not (environ.get(variable(name)) or table.get(key(name))):
-                raise UsageError(f"{flag(name)} is empty: give it a value, or leave it out")
     return group(origins=types.MappingProxyType(origins), **values)
 
 

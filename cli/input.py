@@ -52,6 +52,8 @@ class PromptInput:
 
 def read_prompt(wanted: PromptInput, notes: Notes) -> str:
     """The prompt text. Raises UsageError when there is none, or for input that breaks the policy."""
+    if "" in wanted.files:
+        raise UsageError("--file is empty: give the name of a file")
     named = [*wanted.files, wanted.prompt].count(STDIN)
     if named > 1:
         raise UsageError("stdin can be read once: give - only once")

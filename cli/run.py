@@ -75,7 +75,8 @@ def run(
         ) as model:
             request, tokenize_s = make_request(model, options, text, seed, notes, history)
             keeper = _Keeper(talk, text, options.prefill)
-            answer_request(model, request, options, answer, tokenize_s, keeper)
+            continues = options.raw or bool(options.prefill) or model.chat_template is None
+            answer_request(model, request, options, answer, tokenize_s, keeper, continues=continues)
     if peak := report.peak_memory():
         notes.detail(f"peak memory {peak / 2**20:.0f} MiB")
 
@@ -191,11 +192,13 @@ def answer_request(
     answer: Answer,
     tokenize_s: float,
     keeper: _Keeper,
+    *,
+    continues: bool,
 ) -> None:
-    """Generate and write. An interrupt writes what there is and goes on upwards; so does an error."""
+    """Generate and write. continues: the answer goes on where the prompt stops, mid-sentence maybe. An interrupt writes what there is and goes on upwards; so does an error."""
     from infer.runtime.generation import TextStream
 
-    stream = TextStream(model.engine, model.tokenizer, request)
+    stream = TextStream(model.engine, model.tokenizer, request, continues=continues)
     generation = stream.generation
     generation.stats.load_s, generation.stats.tokenize_s = model.load_s, tokenize_s
     stop: KeyboardInterrupt | Terminated | None = None

@@ -37,12 +37,18 @@ class TextStream:
     exception inside `next`, the request is cancelled in the engine and `generation` holds the partial answer.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, request: Request) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, request: Request, *, continues: bool = False
+    ) -> None:
+        """continues: the answer goes on where the prompt's text stops, so that a space at its start belongs to it."""
         self.generation = Generation()
         self._engine = engine
         self._id = request.request_id
         self._stops = request.stop_ids if not request.sampling.ignore_eos else frozenset[int]()
-        self._detokenizer = IncrementalDetokenizer(tokenizer, stop=request.sampling.stop)
+        strip = False if continues else None
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, stop=request.sampling.stop, strip_leading_space=strip
+        )
         self._started = time.perf_counter()
         self._first: float | None = None
         self.generation.stats.prompt_tokens = len(request.prompt_ids)

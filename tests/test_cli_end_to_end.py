@@ -127,6 +127,18 @@ def test_flags_of_the_engine_are_checked(run: Run) -> None:
         assert flags[-1] in err
 
 
+def test_flags_that_would_have_no_effect(run: Run) -> None:
+    code, _, err = run("--quant", "int4", "--raw", "-n", "1", PROMPT)
+    assert code == 0
+    assert (
+        err
+        == "infer: warning: --quant int4 rounds float weights, and this file has none: it runs as stored\n"
+    )
+    code, _, err = run("--isa", "scalar", "--kernel", "torch", PROMPT)
+    assert code == 2
+    assert "--isa scalar is for the native kernel, and torch is in use" in err
+
+
 def test_the_installed_program(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
     environment = {**os.environ, "INFER_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -184,3 +184,8 @@ def test_fifos_are_files(tmp_path: Path) -> None:
     writer.start()
     assert read_prompt(PromptInput([str(fifo)]), NOTES) == "through a pipe"
     writer.join()
+
+
+def test_an_empty_file_name_is_named() -> None:
+    with pytest.raises(UsageError, match="--file is empty"):
+        read_prompt(PromptInput(["", "b"]), NOTES)

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
-
-
-@dataclass(frozen=True)
-class DenseWeight(PackedWeight):
-    values: torch.Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:  # type: ignore[override]
-        return self.values.shape[0], self.values.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes
+from infer.quant.kernels.rows import RowWeight
 
 
 class Float32Kernel(WeightKernel):
@@ -31,21 +17,22 @@ class Float32Kernel(WeightKernel):
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def pack(self, source: WeightSource) -> DenseWeight:
+    def pack(self, source: WeightSource) -> RowWeight:
         values = torch.empty(source.shape, dtype=self.dtype, device=self.device)
         for start, stop in source.chunks():
             values[start:stop] = source.dequantize(start, stop).to(self.device)
-        return DenseWeight(values)
+        return RowWeight(values)
 
     def matmul(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-        if not isinstance(weight, DenseWeight):
+        values = weight.values if isinstance(weight, RowWeight) else None
+        if not isinstance(values, torch.Tensor):
             raise TypeError(f"not a weight of this kernel: {type(weight).__name__}")
-        return torch.nn.functional.linear(x, weight.values)
+        return torch.nn.functional.linear(x, values)
 
     def rows(self, weight: PackedWeight, ids: torch.Tensor) -> torch.Tensor:
-        if not isinstance(weight, DenseWeight):
+        if not isinstance(weight, RowWeight):
             raise TypeError(f"not a weight of this kernel: {type(weight).__name__}")
-        return weight.values[ids]
+        return weight.select(ids)
 
 
 def create(device: torch.device, threads: int, isa: str | None = None) -> WeightKernel:
