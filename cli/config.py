@@ -96,8 +96,8 @@ def resolve(
 ) -> T:
     """The options in force. `given` holds the flags; None, False or an empty list: it was not given.
 
-    Raises UsageError for a variable or key with a value of the wrong type, for an empty flag (`--session "$UNSET"`) that
-    switches off no variable or key, for an unknown key in the config file and for a file that is not TOML.
+    Raises UsageError for a variable or key with a value of the wrong type, for an empty flag (`--session "$UNSET"`)
+    that switches off no variable or key, for an unknown key in the config file and for a file that is not TOML.
     """
     environ = os.environ if environ is None else environ
     path = data_dirs(environ).config / FILE_NAME if path is None else path

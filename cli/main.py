@@ -27,6 +27,9 @@ from infer.runtime.errors import InferError
 
 DISTRIBUTION = "infer-local"
 DEBUG = "INFER_DEBUG"
+_OUT_OF_MEMORY = "out of memory: use a smaller model, a smaller --ctx or --kv-type int8"
+# How torch's allocators, C++ and threads say it in a RuntimeError.
+_NO_MEMORY_WORDS = ("can't allocate memory", "out of memory", "bad_alloc", "can't start new thread")
 
 
 class _Switches:
@@ -147,10 +150,14 @@ def invoke(arguments: Sequence[str]) -> int:
         where = f"{error.filename}: " if error.filename is not None else ""
         return _fail(f"{where}{error.strerror or error}", 1)
     except MemoryError:
-        return _fail("out of memory: use a smaller model, a smaller --ctx or --kv-type f16", 1)
+        return _fail(_OUT_OF_MEMORY, 1)
+    except ImportError as error:
+        return _fail(f"a library cannot be loaded: {error}; check memory limits, or install infer again", 1)
     except Exception as error:  # noqa: BLE001 (the last line of defence: no traceback for the user)
         if hasattr(error, "format_message"):  # typer's usage errors, whose class it does not export
             return _fail(_usage_message(error), getattr(error, "exit_code", 2))
+        if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY_WORDS):
+            return _fail(_OUT_OF_MEMORY, 1)
         text = f"{type(error).__name__}: {error}"
         return _fail(f"unexpected {text}; this is a bug: run with {DEBUG}=1 and report what it prints", 1)
 
