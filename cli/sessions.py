@@ -39,7 +39,8 @@ def ls(options: JsonOptions) -> None:
     lines = [("NAME", "TURNS", "LAST USED", "MODEL")]
     for row in rows:
         used = render.local_time(row["modified"])
-        lines.append((row["name"], str(row["turns"]), used, row["model"] or f"damaged: {row['error']}"))
+        turns = "-" if row["turns"] is None else str(row["turns"])
+        lines.append((row["name"], turns, used, row["model"] or f"damaged: {row['error']}"))
     for line in render.columns(lines, right=(1,)):
         render.emit(line)
 

@@ -157,6 +157,17 @@ def test_every_ending_has_its_code(
         (cli_main.ReaderGone("stdout"), 141, ""),
         (OSError(28, "No space left on device", "/x"), 1, "infer: error: /x: No space left on device"),
         (MemoryError(), 1, "infer: error: out of memory"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+            1,
+            "infer: error: out of memory",
+        ),
+        (RuntimeError("std::bad_alloc"), 1, "infer: error: out of memory"),
+        (
+            ImportError("libx.so: failed to map"),
+            1,
+            "infer: error: a library cannot be loaded: libx.so: failed",
+        ),
         (ValueError("odd\x1b\nthing"), 1, "infer: error: unexpected ValueError: odd␛ thing; this is a bug"),
     ]
 

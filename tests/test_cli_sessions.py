@@ -257,6 +257,7 @@ def test_a_damaged_session_is_named_and_never_rewritten(home: Home) -> None:
     code, out, _ = home("session", "ls")
     assert code == 0
     assert "damaged: " in out.splitlines()[1]
+    assert out.splitlines()[1].split()[1] == "-"
 
 
 def test_a_conversation_longer_than_the_context(home: Home) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
 from pathlib import Path
 
 import huggingface_hub
@@ -187,3 +188,20 @@ def test_a_catalog_entry_from_the_hub_is_checked_like_any_other(
     content[0] = CONTENT
     assert pull.pull(entry, dirs).read_bytes() == CONTENT
     assert files_below(dirs.models) == ["tiny-test.gguf", "tiny-test.gguf.json"]
+
+
+def test_the_library_writes_no_lines_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("huggingface_hub.utils._http")
+
+    def fail(*arguments: object, **more: object) -> None:
+        logger.warning("thrown while requesting")
+        raise errors.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    level = logging.getLogger("huggingface_hub").level
+    with pytest.raises(DownloadError, match="cannot reach"):
+        hub.fetch_into(dataclasses.replace(MODEL, file="a.gguf"), Path("x"), options())
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("huggingface_hub").level == level

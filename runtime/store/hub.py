@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -245,6 +246,18 @@ def _bar_class(progress: Progress) -> type:
 
 
 @contextmanager
+def _silent_library() -> Iterator[None]:
+    """Keep the library from writing a line on stderr for each attempt; errors are told by `_explained`."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
 def _explained(model: HubModel, offline: bool) -> Iterator[None]:
     """Turn what the library raises into one line."""
     from huggingface_hub import constants, errors
@@ -253,7 +266,8 @@ def _explained(model: HubModel, offline: bool) -> Iterator[None]:
     http_error: type[Exception] = getattr(errors, "HTTPError", errors.HfHubHTTPError)
     page = f"{constants.ENDPOINT}/{model.repo}"
     try:
-        yield
+        with _silent_library():
+            yield
     except InferError:
         raise
     except errors.GatedRepoError:
