@@ -443,3 +443,8 @@ def test_the_real_smollm2_conversation(smollm2_path: Path) -> None:
     inside = tokenizer.encode("user\n" + evil)
     assert any(ids[start : start + len(inside)] == inside for start in range(len(ids)))
     assert sum(map(tokenizer.is_control, ids)) == 5
+
+
+def test_an_endless_template_file_is_an_error() -> None:
+    with pytest.raises(UsageError, match="--chat-template /dev/zero: it is not UTF-8 text of at most 1 MiB"):
+        resolve_template({}, "/dev/zero")

@@ -71,13 +71,10 @@ class TorchKernel(WeightKernel):
         rows, _ = weight.shape
         if isinstance(weight, NibbleWeight):
             if x.shape[0] <= 4:
-                total = x.new_zeros((x.shape[0], weight.planes[0].scale_zero.shape[1]))
-                for plane in weight.planes:
-                    flat = plane.packed.view(-1, x.shape[1] // 2)
-                    total += torch.ops.aten._weight_int4pack_mm_for_cpu(
-                        x, flat, weight.group, plane.scale_zero
-                    )
-                return total[:, :rows]
+                total = _int4(x, weight.planes[0], weight.group)
+                for plane in weight.planes[1:]:
+                    total += _int4(x, plane, weight.group)
+                return total if total.shape[1] == rows else total[:, :rows]
             return self._matmul_panels(x, weight)
         if not isinstance(weight, RowWeight):
             raise TypeError(f"not a weight of this kernel: {type(weight).__name__}")
@@ -163,6 +160,12 @@ class TorchKernel(WeightKernel):
                     zero = zero + offset
                 plane.scale_zero[:, start:stop, 1] = zero.T.to(torch.bfloat16)
         return NibbleWeight(source.shape, group, planes)
+
+
+def _int4(x: torch.Tensor, plane: NibblePlane, group: int) -> torch.Tensor:
+    flat = plane.packed.view(-1, x.shape[1] // 2)
+    product: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, flat, group, plane.scale_zero)
+    return product
 
 
 def _int4_half_block() -> int:

@@ -33,6 +33,7 @@ class TorchOps(Ops):
     @torch.inference_mode()
     def run(self, model: Model, batch: ForwardBatch) -> torch.Tensor:
         self.batch = batch.to(self._kernel.device)
+        self._rotations: dict[int, torch.Tensor] = {}
         logits: torch.Tensor = model.forward(self)
         return logits.float()
 
@@ -62,9 +63,8 @@ class TorchOps(Ops):
         if spec.k_norm is not None:
             k = self.norm(k, spec.k_norm)
         if spec.rope is not None:
-            positions = self.batch.positions.long()
-            cos, sin = spec.rope.cos[positions].unsqueeze(1), spec.rope.sin[positions].unsqueeze(1)
-            q, k = rotate(q, cos, sin, spec.rope), rotate(k, cos, sin, spec.rope)
+            both = rotate(torch.cat((q, k), dim=1), self._rotation(spec.rope), spec.rope)
+            q, k = both[:, : spec.heads], both[:, spec.heads :]
         self._cache.store(spec.layer, self.batch.slots, k, v)
         out = self._attention.forward(q, self._cache, self.batch, spec.layer, scale=spec.scale, window=spec.window,
                                       softcap=spec.softcap)  # fmt: skip
@@ -79,18 +79,29 @@ class TorchOps(Ops):
     def outputs(self, x: torch.Tensor) -> torch.Tensor:
         return x[self.batch.output_rows.long()]
 
+    def _rotation(self, table: RopeTable) -> torch.Tensor:
+        """cos + i sin at the batch's positions, complex64 [T, 1, dim / 2]; layers share tables."""
+        found = self._rotations.get(id(table))
+        if found is None:
+            positions = self.batch.positions.long()
+            found = torch.complex(table.cos[positions], table.sin[positions]).unsqueeze(1)
+            self._rotations[id(table)] = found
+        return found
+
     def _apply(self, x: torch.Tensor, layer: Linear) -> torch.Tensor:
         out = self._kernel.matmul(x, layer.weight)
         return out if layer.bias is None else out + layer.bias.to(out.dtype)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, table: RopeTable) -> torch.Tensor:
-    """x float32 [T, heads, head_dim], cos and sin [T, 1, dim / 2]: the first `dim` dimensions rotated, others kept."""
+def rotate(x: torch.Tensor, rotation: torch.Tensor, table: RopeTable) -> torch.Tensor:
+    """x float32 [T, heads, head_dim], rotation complex64 [T, 1, dim / 2]: the first `dim` dimensions turned, others
+    kept."""
     turned, rest = x[..., : table.dim], x[..., table.dim :]
+    pairs = turned.shape[-1] // 2
     if table.pairing == "adjacent":
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        parts = torch.view_as_complex(turned.reshape(*x.shape[:-1], pairs, 2)) * rotation
+        turned = torch.view_as_real(parts).flatten(-2)
     else:
-        a, b = turned.chunk(2, dim=-1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+        parts = torch.complex(turned[..., :pairs].contiguous(), turned[..., pairs:].contiguous()) * rotation
+        turned = torch.cat((parts.real, parts.imag), dim=-1)
     return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned

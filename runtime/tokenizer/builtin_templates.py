@@ -9,6 +9,7 @@ from pathlib import Path
 from infer.runtime.errors import ChatTemplateError, UsageError
 
 TEMPLATE_KEY = "tokenizer.chat_template"
+_LARGEST = 1 << 20  # bytes of a template file, so that an endless one (/dev/zero) ends in an error
 
 _CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
@@ -82,9 +83,11 @@ def resolve_template(
         if override in BUILTIN:
             return TemplateSource(BUILTIN[override], f"built-in template {override!r}")
         try:
-            return TemplateSource(Path(override).read_text(encoding="utf-8"), f"template {override}")
+            return TemplateSource(_read(override), f"template {override}")
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            reason = (
+                getattr(error, "strerror", None) or f"it is not UTF-8 text of at most {_LARGEST >> 20} MiB"
+            )
             raise UsageError(
                 f"--chat-template {override}: {reason}; give the path of a Jinja file or one of: "
                 + ", ".join(BUILTIN)
@@ -99,3 +102,12 @@ def resolve_template(
                 f"{key} is of type {type(source).__name__}, not text; use --chat-template"
             )
     return None
+
+
+def _read(path: str) -> str:
+    """The text of a template file. Raises OSError, and ValueError for too much of it or for bytes that are no text."""
+    with Path(path).open("rb") as file:
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise ValueError("too large")
+    return data.decode("utf-8")
