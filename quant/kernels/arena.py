@@ -26,15 +26,15 @@ class Arena:
         """[count] elements, aligned to 64 bytes."""
         size = count * dtype.itemsize
         if size > SLAB // 4:
-            return _mapped(size)[:size].view(dtype)
+            return huge_pages(size)[:size].view(dtype)
         if self._used + size > self._slab.numel():
-            self._slab, self._used = _mapped(SLAB), 0
+            self._slab, self._used = huge_pages(SLAB), 0
         part = self._slab[self._used : self._used + size].view(dtype)
         self._used += math.ceil(size / ALIGNMENT) * ALIGNMENT
         return part
 
 
-def _mapped(size: int) -> torch.Tensor:
+def huge_pages(size: int) -> torch.Tensor:
     """uint8 tensor over fresh pages; none of them costs memory before it is written."""
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

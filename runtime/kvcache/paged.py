@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from infer.quant.kernels.arena import huge_pages
 from infer.runtime.config import BLOCK_SIZE, ModelConfig
 
 KV_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "int8": torch.int8}
@@ -32,7 +33,11 @@ class PagedKVCache:
         scale_bytes = 4 if kv_type == "int8" else 0
         self.bytes_per_token = config.block_count * 2 * heads * (dim * self.dtype.itemsize + scale_bytes)
         self.block_bytes = self.bytes_per_token * BLOCK_SIZE
-        self._storage = torch.empty((blocks, self.block_bytes), dtype=torch.uint8, device=device)
+        size = blocks * self.block_bytes
+        whole = (
+            huge_pages(size) if device.type == "cpu" else torch.empty(size, dtype=torch.uint8, device=device)
+        )
+        self._storage = whole[:size].view(blocks, self.block_bytes)
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.key_scales: list[torch.Tensor] = []
