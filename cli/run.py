@@ -195,7 +195,10 @@ def answer_request(
     *,
     continues: bool,
 ) -> None:
-    """Generate and write. continues: the answer goes on where the prompt stops, mid-sentence maybe. An interrupt writes what there is and goes on upwards; so does an error."""
+    """Generate and write. An interrupt writes what there is and goes on upwards; so does an error.
+
+    continues: the answer goes on where the prompt stops, mid-sentence maybe.
+    """
     from infer.runtime.generation import TextStream
 
     stream = TextStream(model.engine, model.tokenizer, request, continues=continues)
