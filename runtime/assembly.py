@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 # What a good kernel reaches, in operations per second: only decides, before anything was measured, whether reading a
 # block is worth it, and errs on the side of computing.
 ASSUMED_RATE = {"cpu": 1e12, "cuda": 1e14}
+OPEN_WAIT_S = 0.25  # enough where the hash is known, and for hashing a small file
 
 
 def plan_cache(config: EngineConfig, shape: ModelConfig, ctx: int, device: torch.device) -> tuple[str, int]:
@@ -151,9 +152,6 @@ def _open_store(
     thread.start()
     thread.join(timeout=OPEN_WAIT_S)
     return future
-
-
-OPEN_WAIT_S = 0.25  # enough where the hash is known, and for hashing a small file
 
 
 def _parameters(shape: ModelConfig) -> int:

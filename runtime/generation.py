@@ -100,13 +100,9 @@ class TextStream:
                 return "".join(parts)
         if output.finish_reason is not None:
             parts.append(self._detokenizer.finish())
-            generation.stop_reason = output.stop_reason
-            if self._detokenizer.stopped is not None:
-                generation.stop_reason = self._detokenizer.stopped
-                output_reason = FinishReason.STOP
-            else:
-                output_reason = output.finish_reason
-            self._end(output_reason)
+            stopped = self._detokenizer.stopped
+            generation.stop_reason = output.stop_reason if stopped is None else stopped
+            self._end(output.finish_reason if stopped is None else FinishReason.STOP)
         return "".join(parts)
 
     def _end(self, reason: FinishReason) -> None:

@@ -59,9 +59,6 @@ class BlockPool:
             else:
                 self._free.append(block)
 
-    def count(self, block: int) -> int:
-        return self._counts[block]
-
     def check(self) -> None:
         """Raise RuntimeError unless every block is in exactly one state."""
         states = [0] * self.size

@@ -8,7 +8,6 @@ and of an answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -129,10 +128,3 @@ class DiskTier:
         if store.needs(key, length):
             store.offer(parent, ids, self._cache.read(seq.block_table[index], length))
         return key
-
-
-def opened(open_store: Callable[[], PrefixStore]) -> Future[PrefixStore]:
-    """A store that is there at once."""
-    future: Future[PrefixStore] = Future()
-    future.set_result(open_store())
-    return future
