@@ -9,7 +9,7 @@ group of `group` consecutive columns, a scale and maybe a minimum:
 K-quants store scale = super_scale * integer: both factors are kept, since their product does not fit half
 precision without loss:
 
-    scale[n, g]   = super_scale[n, k // 256] * scales[n, g]        scales int8 (Q6_K) or uint8
+    scale[n, g]   = super_scale[n, k // 256] * scales[n, g]        scales int8 (Q3_K, Q6_K) or uint8
     minimum[n, g] = -super_min[n, k // 256] * mins[n, g]           mins uint8
 
 Other formats have float16 (or float32) `scales` and `mins` and no super tensors.
@@ -28,7 +28,11 @@ import torch
 _FORMATS = {
     "F32": "plain", "F16": "plain", "BF16": "plain",
     "Q4_0": "legacy", "Q4_1": "legacy", "Q5_0": "legacy", "Q5_1": "legacy", "Q8_0": "legacy",
-    "Q4_K": "kquant", "Q5_K": "kquant", "Q6_K": "kquant",
+    "Q2_K": "kquant", "Q3_K": "kquant", "Q4_K": "kquant", "Q5_K": "kquant", "Q6_K": "kquant",
+    "IQ1_S": "iquant", "IQ1_M": "iquant", "IQ2_XXS": "iquant", "IQ2_XS": "iquant", "IQ2_S": "iquant",
+    "IQ3_XXS": "iquant", "IQ3_S": "iquant",
+    "IQ4_NL": "table4", "IQ4_XS": "table4", "MXFP4": "table4", "NVFP4": "table4",
+    "TQ1_0": "ternary", "TQ2_0": "ternary", "Q1_0": "ternary",
 }  # fmt: skip
 
 SUPER = 256  # columns that share a super scale in K-quants
@@ -137,6 +141,11 @@ class QuantFormat(abc.ABC):
     type_size: int
     bits: int  # of a code; 16 or 32 for plain floats
 
+    @property
+    def expands(self) -> bool:
+        """Whether the codes alone take more memory than all of the block does in the file."""
+        return self.block * self.bits > 8 * self.type_size
+
     def row_bytes(self, columns: int) -> int:
         """Bytes of one row. Raises ValueError when the columns do not fill whole blocks."""
         if columns % self.block:
@@ -189,6 +198,20 @@ def interleave_nibbles(split: torch.Tensor) -> torch.Tensor:
     out[..., 0, :] = (split & 0x0F) | ((split >> 4) & 0xF0)
     out[..., 1, :] = ((split >> 4) & 0x0F) | ((split >> 8) & 0xF0)
     return out.flatten(-2)
+
+
+def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """4-bit codes, a byte each, [..., n] → [..., n // 2] as the internal form has them."""
+    return codes[..., 0::2] | codes[..., 1::2] << 4
+
+
+def two_bit_codes(packed: torch.Tensor) -> torch.Tensor:
+    """From ggml's order, where bits 2k and 2k + 1 of byte i of a run of 32 are column 32k + i of the run's 128.
+
+    packed: uint8 [blocks, runs * 32]. Returns uint8 [blocks, runs * 128], a byte each.
+    """
+    runs = packed.unflatten(1, (-1, 1, 32))
+    return ((runs >> torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)) & 3).flatten(1)
 
 
 def get_format(name: str) -> QuantFormat:

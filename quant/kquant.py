@@ -2,9 +2,18 @@
 
 A super block is these parts without gaps (format: the block structs of ggml-common.h):
 
-    Q4_K   d:2  dmin:2  s:12         q:128   144 bytes   8 groups of 32    w = d · scale · q - dmin · min
+    Q2_K   s:16  q:64  d:2  dmin:2            84 bytes  16 groups of 16    w = d · scale · q - dmin · min
+    Q3_K   h:32  q:64  s:12  d:2             110        16 groups of 16    w = d · scale · (q - 4)
+    Q4_K   d:2  dmin:2  s:12         q:128   144         8 groups of 32    w = d · scale · q - dmin · min
     Q5_K   d:2  dmin:2  s:12  h:32   q:128   176         8 groups of 32    w = d · scale · q - dmin · min
     Q6_K   q:128  h:64  s:16  d:2            210        16 groups of 16    w = d · scale · (q - 32)
+
+Q2_K: s has a group's scale in the low nibble and its minimum in the high one. q comes in halves of 32 bytes: bits
+2k and 2k + 1 of byte i are column 32k + i of the half's 128.
+
+Q3_K: q as above are the low two bits, and bit g of h[i] is bit 2 of column 32g + i. The 6-bit scales are stored plus
+32: scale[j]'s low four bits in a nibble of s[j % 8], the low one for j < 8, its upper two in bits 2(j / 4) and above of
+s[8 + j % 4].
 
 Q4_K and Q5_K: q is four runs of 32 bytes; the low nibbles of run r are columns 64r … 64r + 31, its high
 nibbles the next 32. Bit g of h[i] is bit 4 of column 32g + i. s packs eight 6-bit scales and minimums, bits
@@ -25,7 +34,16 @@ import abc
 
 import torch
 
-from infer.quant.base import SUPER, QuantFormat, QuantizedTensor, chunks, field, interleave_nibbles
+from infer.quant.base import (
+    SUPER,
+    QuantFormat,
+    QuantizedTensor,
+    chunks,
+    field,
+    interleave_nibbles,
+    pack_nibbles,
+    two_bit_codes,
+)
 
 # One byte repeated eight or four times: int64 and int32 arithmetic then handles that many codes in one lane.
 _LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F
@@ -35,6 +53,54 @@ _LOW_BITS = 0x0101010101010101
 
 class KFormat(QuantFormat, abc.ABC):
     block = SUPER
+
+
+class Q2KFormat(KFormat):
+    name = "Q2_K"
+    bits = 4
+    type_size = 84
+
+    def decode(self, raw: torch.Tensor, shape: tuple[int, int]) -> QuantizedTensor:
+        blocks = self.blocks(raw, shape)
+        rows = shape[0]
+        codes = torch.empty((blocks.shape[0], 128), dtype=torch.uint8)
+        for run, some in chunks(blocks):
+            codes[run] = pack_nibbles(two_bit_codes(some[:, 16:80]))
+        return QuantizedTensor(
+            shape, self.bits, 16, 0, codes.reshape(rows, -1),
+            scales=(blocks[:, :16] & 15).reshape(rows, -1),
+            mins=(blocks[:, :16] >> 4).reshape(rows, -1),
+            super_scales=field(blocks, 80, 2, torch.float16).reshape(rows, -1),
+            super_mins=field(blocks, 82, 2, torch.float16).reshape(rows, -1),
+        )  # fmt: skip
+
+
+class Q3KFormat(KFormat):
+    name = "Q3_K"
+    bits = 4
+    type_size = 110
+
+    def decode(self, raw: torch.Tensor, shape: tuple[int, int]) -> QuantizedTensor:
+        blocks = self.blocks(raw, shape)
+        rows = shape[0]
+        codes = torch.empty((blocks.shape[0], 128), dtype=torch.uint8)
+        for run, some in chunks(blocks):
+            codes[run] = self._codes(some)
+        return QuantizedTensor(
+            shape, self.bits, 16, 4, codes.reshape(rows, -1),
+            scales=self._scales(blocks[:, 96:108]).reshape(rows, -1),
+            super_scales=field(blocks, 108, 2, torch.float16).reshape(rows, -1),
+        )  # fmt: skip
+
+    def _codes(self, blocks: torch.Tensor) -> torch.Tensor:
+        high = (blocks[:, None, :32] >> torch.arange(8, dtype=torch.uint8).unsqueeze(1)) & 1
+        return pack_nibbles(two_bit_codes(blocks[:, 32:96]) | high.flatten(1) << 2)
+
+    def _scales(self, packed: torch.Tensor) -> torch.Tensor:
+        low = torch.cat((packed[:, :8] & 15, packed[:, :8] >> 4), dim=1)
+        shifts = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
+        high = ((packed[:, None, 8:] >> shifts) & 3).flatten(1)
+        return (low | high << 4).to(torch.int8) - 32
 
 
 class MinKFormat(KFormat):
@@ -112,6 +178,8 @@ def _unpack_scales(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 FORMATS: dict[str, QuantFormat] = {
+    "Q2_K": Q2KFormat(),
+    "Q3_K": Q3KFormat(),
     "Q4_K": MinKFormat("Q4_K", bits=4),
     "Q5_K": MinKFormat("Q5_K", bits=5),
     "Q6_K": Q6KFormat(),

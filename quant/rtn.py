@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from infer.quant.base import QuantizedTensor
+from infer.quant.base import QuantizedTensor, pack_nibbles
 
 _CHUNK_WEIGHTS = (
     1 << 18
@@ -62,7 +62,7 @@ def _asymmetric(grouped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
     above = grouped - mins.to(torch.float32).unsqueeze(-1)
     scales = _reaching(above.amax(-1), 15)
     codes = above.div_(_divisor(scales)).round_().clamp_(0, 15).to(torch.uint8).flatten(1)
-    return codes[:, 0::2] | codes[:, 1::2] << 4, scales, mins
+    return pack_nibbles(codes), scales, mins
 
 
 def _reaching(distance: torch.Tensor, steps: int) -> torch.Tensor:

@@ -25,6 +25,7 @@ from infer.runtime.errors import ModelError, UsageError
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.models.base import WeightLoader
 from infer.runtime.models.registry import resolve_model
+from infer.runtime.store.files import human_size
 from infer.runtime.store.fingerprint import fingerprint
 from infer.runtime.tokenizer.base import Tokenizer
 from infer.runtime.tokenizer.chat_template import ChatTemplate
@@ -99,6 +100,8 @@ def load_model(
                 f"{path}: the weights do not fit the memory of {device}; use --device cpu"
             ) from None
         loader.finish()
+        if loader.expanded:
+            warnings += (_expansion(loader.expanded),)
         files = sorted({tensor.file for tensor in checkpoint.tensors.values()})
         engine = build_engine(
             model,
@@ -144,6 +147,12 @@ def quantization_mix(checkpoint: Checkpoint) -> str:
     total = sizes.total()
     shares = [(name, size / total) for name, size in sizes.most_common() if size / total >= 0.01]
     return " + ".join(f"{name} {share:.0%}".replace("%", " %") for name, share in shares)
+
+
+def _expansion(types: Mapping[str, tuple[int, int]]) -> str:
+    """types: bytes in the file and in memory."""
+    stored, held = (human_size(sum(sizes)) for sizes in zip(*types.values(), strict=True))
+    return f"{', '.join(types)} weights are unpacked on load: {held} in memory instead of {stored}"
 
 
 def _has_float_matrix(checkpoint: Checkpoint) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_blocks import HALVES_AT, OTHER_SCALES, put_scales
 
 from infer.quant.base import QuantizedTensor, get_format
 from infer.quant.kernels import build, native
@@ -26,30 +27,23 @@ from infer.quant.kernels.reference import matmul_codes, quantize_rows
 
 CPU = torch.device("cpu")
 CODED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+DECODED = tuple(sorted({*HALVES_AT, *OTHER_SCALES} - {*CODED}))  # the library gets the internal form
 PLAIN = ("F32", "F16", "BF16")
 REFERENCE = create_reference(CPU, 1)
 HEADER = Path(build.__file__).resolve().parent / "cpu" / "infer_cpu.h"
 
 
-def halves_at(name: str) -> tuple[int, ...]:
-    """Offsets of the float16 fields of a block."""
-    if name == "Q6_K":
-        return (208,)
-    return (0, 2) if name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else (0,)
-
-
 def random_raw(name: str, n: int, k: int, seed: int) -> torch.Tensor:
-    """uint8 [n, row bytes]: random codes, float16 scales of both signs."""
+    """uint8 [n, row bytes]: random codes, scales of both signs where the type has them."""
     generator = torch.Generator().manual_seed(seed)
     kind = get_format(name)
     if kind.block == 1:
         dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[name]
         return torch.randn(n, k, generator=generator).to(dtype).view(torch.uint8)
     raw = torch.randint(0, 256, (n, kind.row_bytes(k)), dtype=torch.uint8, generator=generator)
-    blocks = raw.view(n, -1, kind.type_size)
-    for at in halves_at(name):
-        scale = torch.randn(*blocks.shape[:2], 1, generator=generator) / 64
-        blocks[:, :, at : at + 2] = scale.half().view(torch.uint8)
+    blocks = raw.view(-1, kind.type_size)
+    scales = torch.randn(len(blocks), len(HALVES_AT.get(name, (0,))), generator=generator) / 64
+    put_scales(name, blocks.numpy(), (scales.abs() if name in ("MXFP4", "NVFP4") else scales).numpy())
     return raw
 
 
@@ -107,20 +101,27 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[NativeKernel]:
     made.library.infer_set_isa(used)
 
 
+SHAPES = ((1, 256, 1), (16, 256, 2), (37, 512, 4), (50, 768, 7), (33, 1280, 17), (300, 256, 150))
+
+
 @pytest.mark.parametrize("name", CODED)
 def test_products_have_the_references_bits(kernel: NativeKernel, name: str) -> None:
-    block = get_format(name).block
-    for n, k, m in (
-        (1, 256, 1),
-        (16, 256, 2),
-        (37, 512, 4),
-        (50, 3 * block, 7),
-        (33, 1280, 17),
-        (300, 256, 150),
-    ):
+    for n, k, m in (*SHAPES, (50, 3 * get_format(name).block, 7)):
         source = random_source(name, n, k, seed=n)
         x = random_rows(m, k)
         assert_same(kernel.matmul(x, kernel.pack(source)), REFERENCE.matmul(x, REFERENCE.pack(source)))
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_products_of_formats_that_are_decoded_first(default: NativeKernel, name: str) -> None:
+    for n, k, m in SHAPES:
+        source = random_source(name, n, k, seed=n)
+        x = random_rows(m, k)
+        packed = default.pack(source)
+        found = default.matmul(x, packed)
+        assert_same(found, REFERENCE.matmul(x, REFERENCE.pack(source)))
+        assert torch.equal(default.matmul(x[:1], packed), found[:1])
+        assert torch.equal(default.rows(packed, torch.arange(n)), source.dequantize(0, n))
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0"])
@@ -259,7 +260,7 @@ def test_scales_at_the_edges(default: NativeKernel, name: str, scale: int) -> No
     """Smallest and largest subnormal, largest and smallest number, infinity, NaN, minus zero."""
     raw = random_raw(name, 20, 256, seed=1)
     blocks = raw.view(20, -1, get_format(name).type_size)
-    for at in halves_at(name):
+    for at in HALVES_AT[name]:
         blocks[::3, :, at], blocks[::3, :, at + 1] = scale & 255, scale >> 8
     source = source_of(name, raw, 256)
     x = random_rows(18, 256)
@@ -465,7 +466,7 @@ class Child:
 
     SETUP = """
 import os, signal, sys, torch
-sys.path.insert(0, {folder!r})
+sys.path[:0] = [{folder!r}, {folder!r} + "/support"]
 from test_native_matmul import NativeKernel, random_rows, random_source
 kernel = NativeKernel(4)
 weight = kernel.pack(random_source("Q4_0", 2000, 512))

@@ -11,21 +11,36 @@ import torch
 from gguf import GGMLQuantizationType
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_blocks import HALVES_AT, put_scales
 
 from infer.quant.base import SUPER, QuantizedTensor, get_format
+from infer.quant.iquant_grids import grid
 from infer.quant.rtn import quantize_rtn
 
 LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
-QUANTIZED = (*LEGACY, *K_QUANTS)
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-SCALE_OFFSETS = {
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
-    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+FP4 = ("MXFP4", "NVFP4")
+U8, I8, F16, F32 = torch.uint8, torch.int8, torch.float16, torch.float32
+#: type → bits, group, zero, dtype of the scales, whether there are super scales, whether there are minimums
+FORMS: dict[str, tuple[int, int, int, torch.dtype, bool, bool]] = {
+    "Q4_0": (4, 32, 8, F16, False, False), "Q4_1": (4, 32, 0, F16, False, True),
+    "Q5_0": (5, 32, 16, F16, False, False), "Q5_1": (5, 32, 0, F16, False, True),
+    "Q8_0": (8, 32, 128, F16, False, False),
+    "Q2_K": (4, 16, 0, U8, True, True), "Q3_K": (4, 16, 4, I8, True, False),
+    "Q4_K": (4, 32, 0, U8, True, True), "Q5_K": (5, 32, 0, U8, True, True), "Q6_K": (6, 16, 32, I8, True, False),
+    "IQ1_S": (5, 32, 16, F32, False, False), "IQ1_M": (5, 16, 16, F32, False, False),
+    "IQ2_XXS": (8, 32, 128, F32, False, False), "IQ2_XS": (8, 16, 128, F32, False, False),
+    "IQ2_S": (8, 16, 128, F32, False, False),
+    "IQ3_XXS": (6, 32, 32, F32, False, False), "IQ3_S": (5, 32, 16, U8, True, False),
+    "IQ4_NL": (8, 32, 128, F16, False, False), "IQ4_XS": (8, 32, 128, I8, True, False),
+    "MXFP4": (5, 32, 16, F32, False, False), "NVFP4": (5, 16, 16, F16, False, False),
+    "TQ1_0": (4, 128, 1, F16, False, False), "TQ2_0": (4, 128, 1, F16, False, False),
+    "Q1_0": (4, 128, 1, F16, False, False),
 }  # fmt: skip
+QUANTIZED = tuple(FORMS)
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def random_blocks(name: str, shape: tuple[int, int], seed: int) -> np.ndarray:
+def random_bits(name: str, shape: tuple[int, int], seed: int) -> np.ndarray:
     """uint8 [rows, row bytes]: every bit random: scales include infinities, NaN, subnormals and -0."""
     return np.random.default_rng(seed).integers(
         0, 256, (shape[0], get_format(name).row_bytes(shape[1])), dtype=np.uint8
@@ -33,10 +48,12 @@ def random_blocks(name: str, shape: tuple[int, int], seed: int) -> np.ndarray:
 
 
 def with_scales(name: str, raw: np.ndarray, bits: int) -> np.ndarray:
-    """The same blocks with all their float16 scales and minimums set to one bit pattern."""
+    """The same blocks with all their float16 scales and minimums set to one bit pattern; FP4 has none."""
+    if name in FP4:
+        return raw
     blocks = raw.reshape(-1, get_format(name).type_size).copy()
-    for offset in SCALE_OFFSETS[name]:
-        blocks[:, offset : offset + 2] = np.array([bits], dtype="<u2").view(np.uint8)
+    scale = np.array([bits], dtype="<u2").view("<f2")
+    put_scales(name, blocks, np.tile(scale, (len(blocks), len(HALVES_AT.get(name, (0,))))))
     return blocks.reshape(raw.shape)
 
 
@@ -58,13 +75,17 @@ def assert_bit_equal(found: torch.Tensor, expected: np.ndarray) -> None:
 
 def reference(name: str, raw: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
+        if name == "Q1_0":  # gguf cannot: d where a bit is set, else -d
+            blocks = raw.reshape(-1, 18)
+            signs = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").astype(np.float32) * 2 - 1
+            return (signs * blocks[:, :2].copy().view("<f2").astype(np.float32)).reshape(len(raw), -1)
         return gguf.quants.dequantize(raw, GGMLQuantizationType[name])
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("shape", [(1, 256), (7, 768), (301, 1024)])
 def test_random_blocks_decode_to_the_reference_bits(name: str, shape: tuple[int, int]) -> None:
-    raw = random_blocks(name, shape, seed=shape[0])
+    raw = random_bits(name, shape, seed=shape[0])
     assert_bit_equal(decode(name, raw, shape).dequantize(), reference(name, raw))
 
 
@@ -73,7 +94,7 @@ def test_random_blocks_decode_to_the_reference_bits(name: str, shape: tuple[int,
     "scale", [0x0000, 0x8000, 0x0001, 0x83FF, 0x3C00, 0xBC00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00]
 )
 def test_edge_scales_decode_to_the_reference_bits(name: str, scale: int) -> None:
-    raw = with_scales(name, random_blocks(name, (3, 512), seed=5), scale)
+    raw = with_scales(name, random_bits(name, (3, 512), seed=5), scale)
     assert_bit_equal(decode(name, raw, (3, 512)).dequantize(), reference(name, raw))
 
 
@@ -90,28 +111,43 @@ def test_any_block_decodes_to_the_reference_bits(name: str, data: st.DataObject)
     assert_bit_equal(decode(name, raw, (1, SUPER)).dequantize(), reference(name, raw))
 
 
-@pytest.mark.parametrize("name", LEGACY)
+@pytest.mark.parametrize("name", [*LEGACY, "TQ1_0", "TQ2_0", "MXFP4"])
 def test_weights_quantized_by_the_reference_come_back_as_it_reads_them(name: str) -> None:
-    weights = np.random.default_rng(1).standard_normal((16, 96)).astype(np.float32)
+    weights = np.random.default_rng(1).standard_normal((16, 768)).astype(np.float32)
     raw = gguf.quants.quantize(weights, GGMLQuantizationType[name])
-    assert_bit_equal(decode(name, raw, (16, 96)).dequantize(), reference(name, raw))
+    assert_bit_equal(decode(name, raw, (16, 768)).dequantize(), reference(name, raw))
+
+
+@pytest.mark.parametrize("name", ["IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+def test_grids_are_the_references(name: str) -> None:
+    theirs = gguf.quants._type_traits[GGMLQuantizationType[name]]
+    theirs.init_grid()
+    values = tuple(int(value) % 256 for value in theirs.grid_map)  # -1 as a byte
+    mine = grid(name, values, theirs.grid_shape[1])
+    np.testing.assert_array_equal(mine.numpy(), theirs.grid[0, 0].astype(np.int64) % 256)
+
+
+@pytest.mark.parametrize("name", FP4)
+def test_every_stored_scale_of_fp4(name: str) -> None:
+    size, columns = get_format(name).type_size, get_format(name).block
+    blocks = np.full((256, size), 0x71, dtype=np.uint8)  # 0.5 and 6
+    blocks[:, : 1 if name == "MXFP4" else 4] = np.arange(256, dtype=np.uint8)[:, None]
+    assert_bit_equal(decode(name, blocks, (256, columns)).dequantize(), reference(name, blocks))
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_the_internal_form_has_the_documented_planes(name: str) -> None:
     n, k = 5, 512
-    tensor = decode(name, random_blocks(name, (n, k), seed=2), (n, k))
-    k_quant = name in K_QUANTS
-    assert tensor.bits == get_format(name).bits == int(name[1])
-    assert tensor.group == (16 if name == "Q6_K" else 32)
-    assert tensor.zero == {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128, "Q6_K": 32}.get(name, 0)
-    assert tensor.codes.shape == (n, k // 2 if tensor.bits == 4 else k)
+    tensor = decode(name, random_bits(name, (n, k), seed=2), (n, k))
+    bits, group, zero, scale_dtype, supers, mins = FORMS[name]
+    assert (tensor.bits, tensor.group, tensor.zero) == (bits, group, zero)
+    assert get_format(name).bits == bits
+    assert tensor.codes.shape == (n, k // 2 if bits == 4 else k)
     assert tensor.codes.dtype == torch.uint8
-    scale_dtype = {"Q4_K": torch.uint8, "Q5_K": torch.uint8, "Q6_K": torch.int8}.get(name, torch.float16)
-    assert (tensor.scales.dtype, tensor.scales.shape) == (scale_dtype, (n, k // tensor.group))
-    assert (tensor.super_scales is not None) == k_quant
-    assert (tensor.mins is not None) == name.endswith(("_1", "4_K", "5_K"))
-    assert (tensor.super_mins is not None) == (name in ("Q4_K", "Q5_K"))
+    assert (tensor.scales.dtype, tensor.scales.shape) == (scale_dtype, (n, k // group))
+    assert (tensor.super_scales is not None) == supers
+    assert (tensor.mins is not None) == mins
+    assert (tensor.super_mins is not None) == (supers and mins)
     if tensor.super_scales is not None:
         assert (tensor.super_scales.dtype, tensor.super_scales.shape) == (torch.float16, (n, k // SUPER))
     planes = (tensor.codes, tensor.scales, tensor.mins, tensor.super_scales, tensor.super_mins)
@@ -121,7 +157,7 @@ def test_the_internal_form_has_the_documented_planes(name: str) -> None:
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_a_range_of_rows_is_that_range_of_the_whole(name: str) -> None:
-    raw = with_scales(name, random_blocks(name, (9, 256), seed=3), 0x2E66)
+    raw = with_scales(name, random_bits(name, (9, 256), seed=3), 0x2E66)
     tensor = decode(name, raw, (9, 256))
     assert torch.equal(tensor.rows(2, 7).dequantize(), tensor.dequantize()[2:7])
     assert tensor.rows(2, 7).codes.data_ptr() == tensor.codes[2:].data_ptr()
@@ -129,7 +165,7 @@ def test_a_range_of_rows_is_that_range_of_the_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_raw_bytes_may_start_anywhere(name: str) -> None:
-    raw = random_blocks(name, (4, 256), seed=4)
+    raw = random_bits(name, (4, 256), seed=4)
     padded = torch.zeros(raw.size + 1, dtype=torch.uint8)
     padded[1:] = torch.from_numpy(raw.reshape(-1))
     moved = get_format(name).decode(padded[1:], (4, 256))
@@ -173,7 +209,7 @@ def test_input_that_does_not_fit_is_refused(name: str) -> None:
             found.decode(raw, (2, 255))
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "IQ4_NL", "I8", "", "q4_0"])
+@pytest.mark.parametrize("name", ["Q8_1", "Q8_K", "I8", "", "q4_0"])
 def test_an_unsupported_type_lists_the_supported_ones(name: str) -> None:
     with pytest.raises(ValueError, match="is not supported") as caught:
         get_format(name)
@@ -182,8 +218,14 @@ def test_an_unsupported_type_lists_the_supported_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
+def test_a_format_expands_where_codes_are_wider_than_stored(name: str) -> None:
+    found = get_format(name)
+    assert found.expands == (name not in (*LEGACY, "Q4_K", "Q5_K", "Q6_K"))
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_decoding_in_chunks_equals_decoding_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = random_blocks(name, (33, 512), seed=7)
+    raw = random_bits(name, (33, 512), seed=7)
     whole = decode(name, raw, (33, 512))
     monkeypatch.setattr("infer.quant.base._CHUNK_BYTES", 1000)
     chunked = decode(name, raw, (33, 512))

@@ -40,6 +40,8 @@ class Model(abc.ABC):
 class WeightLoader:
     """Hands tensors of a checkpoint to a kernel. Every method raises CheckpointError that names the tensor when it is
     missing or has another shape, UnsupportedModelError when its type is unknown; `finish` when some were not asked for.
+
+    expanded: the types whose codes are wider in memory than in the file, with their bytes there and here.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class WeightLoader:
         self._progress = progress
         self._left = dict(checkpoint.tensors)
         self._done = 0
+        self.expanded: dict[str, tuple[int, int]] = {}
 
     @property
     def device(self) -> torch.device:
@@ -127,9 +130,13 @@ class WeightLoader:
 
         source = WeightSource(name, (rows, columns), form, read, self._quant)
         try:
-            return self._kernel.pack(source)
+            packed = self._kernel.pack(source)
         except ValueError as error:
             raise CheckpointError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
+        if form.expands:
+            stored, held = self.expanded.get(form.name, (0, 0))
+            self.expanded[form.name] = (stored + rows * row_bytes, held + packed.nbytes)
+        return packed
 
     def _take(self, name: str, shape: tuple[int, ...]) -> RawTensor:
         tensor = self._left.pop(name, None)

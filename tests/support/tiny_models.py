@@ -19,6 +19,7 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType
+from random_blocks import block_size, random_blocks
 
 CORPUS = (
     "The quick brown fox jumps over the lazy dog. A language model reads the text from left to right "
@@ -42,16 +43,13 @@ CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 USER_DEFINED = "<|tool|>"
 NORMAL_TYPE, CONTROL_TYPE, USER_DEFINED_TYPE, UNUSED_TYPE = 1, 3, 4, 5
 
-#: K-quants → (bytes of a block, where its float16 scales sit)
-_K_BLOCKS = {"Q4_K": (144, (0, 2)), "Q5_K": (176, (0, 2)), "Q6_K": (210, (208,))}
-
 
 @dataclass(frozen=True)
 class TinyOptions:
     """What `write_tiny` can be told.
 
     quant: type of every matrix; `types` maps name patterns ("output.weight", "*.attn_v.weight") to others.
-    embd and ff default to the smallest sizes that fit the types: 64 and 128, with a K-quant 256 and 512.
+    embd and ff default to the smallest sizes that fit the types: 64 and 128, with super blocks 256 and 512.
     rope_scaling: {"type": "linear", "factor": 4.0, …}, written as {arch}.rope.scaling.*.
     metadata: key → value (int is written as uint32 or int32, float as float32), (value, GGUFValueType), or
     None to leave a key out. drop: name patterns of tensors to leave out. add: further tensors by name, an
@@ -79,15 +77,15 @@ class TinyOptions:
 
     @property
     def width(self) -> int:
-        return self.embd or (256 if self._has_k_quants else 64)
+        return self.embd or (256 if self._has_super_blocks else 64)
 
     @property
     def ff_width(self) -> int:
         return self.ff or 2 * self.width
 
     @property
-    def _has_k_quants(self) -> bool:
-        return bool({self.quant, *self.types.values()} & set(_K_BLOCKS))
+    def _has_super_blocks(self) -> bool:
+        return any(block_size(name)[0] > 64 for name in (self.quant, *self.types.values()))
 
 
 def write_tiny(path: Path, options: TinyOptions) -> Path:
@@ -180,33 +178,13 @@ def _type_of(name: str, values: np.ndarray, options: TinyOptions) -> str:
 def _add_tensor(
     writer: gguf.GGUFWriter, name: str, values: np.ndarray, qtype: str, rng: np.random.Generator
 ) -> None:
-    if qtype in _K_BLOCKS:
-        data = random_k_blocks(qtype, values.shape, float(values.std()), rng)
-    else:
-        if values.shape[-1] % gguf.GGML_QUANT_SIZES[GGMLQuantizationType[qtype]][0]:
-            raise ValueError(f"{name}: {values.shape[-1]} columns do not fill blocks of {qtype}")
+    if values.shape[-1] % block_size(qtype)[0]:
+        raise ValueError(f"{name}: {values.shape[-1]} columns do not fill blocks of {qtype}")
+    try:
         data = gguf.quants.quantize(values, GGMLQuantizationType[qtype])
+    except NotImplementedError:
+        data = random_blocks(qtype, values.shape, float(values.std()), rng)
     writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[qtype])
-
-
-def random_k_blocks(qtype: str, shape: tuple[int, ...], std: float, rng: np.random.Generator) -> np.ndarray:
-    """uint8 [rows, bytes]: blocks of random bits, with scales that give weights of about that spread."""
-    rows, columns = shape
-    if columns % 256:
-        raise ValueError(f"{columns} columns do not fill blocks of {qtype}")
-    size, scale_offsets = _K_BLOCKS[qtype]
-    blocks = rng.integers(0, 256, (rows * columns // 256, size), dtype=np.uint8)
-
-    def set_scales(d: np.ndarray) -> None:
-        # The minimum's scale centres the weights on zero: codes average 7.5 or 15.5.
-        factors = (np.float32(1), np.float32(15.5 if qtype == "Q5_K" else 7.5))
-        for offset, factor in zip(scale_offsets, factors, strict=False):
-            blocks[:, offset : offset + 2] = (d * factor).astype("<f2")[:, None].view(np.uint8)
-
-    set_scales(np.ones(len(blocks), dtype=np.float32))
-    unit = gguf.quants.dequantize(blocks[:64], GGMLQuantizationType[qtype]).std()
-    set_scales((std / unit * rng.uniform(0.7, 1.3, len(blocks))).astype(np.float32))
-    return blocks.reshape(rows, -1)
 
 
 def _add_metadata(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
