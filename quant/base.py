@@ -210,8 +210,9 @@ def two_bit_codes(packed: torch.Tensor) -> torch.Tensor:
 
     packed: uint8 [blocks, runs * 32]. Returns uint8 [blocks, runs * 128], a byte each.
     """
-    runs = packed.unflatten(1, (-1, 1, 32))
-    return ((runs >> torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)) & 3).flatten(1)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).unsqueeze(1)
+    runs = packed.reshape(packed.shape[0], -1, 1, 32)
+    return ((runs >> shifts) & 3).flatten(1)
 
 
 def get_format(name: str) -> QuantFormat:

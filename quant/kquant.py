@@ -98,7 +98,7 @@ class Q3KFormat(KFormat):
 
     def _scales(self, packed: torch.Tensor) -> torch.Tensor:
         low = torch.cat((packed[:, :8] & 15, packed[:, :8] >> 4), dim=1)
-        shifts = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
+        shifts = torch.arange(0, 8, 2, dtype=torch.uint8).unsqueeze(1)
         high = ((packed[:, None, 8:] >> shifts) & 3).flatten(1)
         return (low | high << 4).to(torch.int8) - 32
 

@@ -23,7 +23,11 @@ from infer.quant.base import SUPER, QuantFormat, QuantizedTensor, chunks, field,
 
 
 class TernaryFormat(QuantFormat, abc.ABC):
-    """The internal groups are of 128, the largest there are: both halves of a block of 256 have its scale."""
+    """The internal groups are of 128, the largest there are: both halves of a block of 256 have its scale.
+
+    The internal zero is 8, the middle of 4 bits: torch's int4 products round an offset of any other code to bfloat16,
+    and over a group of 128 that would add up.
+    """
 
     bits = 4
     scale_at: int
@@ -33,13 +37,13 @@ class TernaryFormat(QuantFormat, abc.ABC):
         rows = shape[0]
         codes = torch.empty((blocks.shape[0], self.block // 2), dtype=torch.uint8)
         for run, some in chunks(blocks):
-            codes[run] = pack_nibbles(self.unpack(some))
+            codes[run] = pack_nibbles(self.unpack(some) + 7)
         scales = field(blocks, self.scale_at, 2, torch.float16).repeat_interleave(self.block // 128, dim=1)
-        return QuantizedTensor(shape, 4, 128, 1, codes.reshape(rows, -1), scales.reshape(rows, -1))
+        return QuantizedTensor(shape, self.bits, 128, 8, codes.reshape(rows, -1), scales.reshape(rows, -1))
 
     @abc.abstractmethod
     def unpack(self, blocks: torch.Tensor) -> torch.Tensor:
-        """uint8 [blocks, block]: codes, one above what d is multiplied with."""
+        """uint8 [blocks, block]: what d is multiplied with, plus 1."""
 
 
 class TQ10(TernaryFormat):

@@ -55,6 +55,8 @@ CASES = {
     "qwen2 with biases": {"arch": "qwen2"},
     "llama, Q4_K": {"quant": "Q4_K"},
     "llama, Q8_0": {"quant": "Q8_0"},
+    "llama, Q2_K": {"quant": "Q2_K"},
+    "llama, IQ2_XS": {"quant": "IQ2_XS"},
     "llama, BF16": {"quant": "BF16"},
 }
 

@@ -33,8 +33,8 @@ FORMS: dict[str, tuple[int, int, int, torch.dtype, bool, bool]] = {
     "IQ3_XXS": (6, 32, 32, F32, False, False), "IQ3_S": (5, 32, 16, U8, True, False),
     "IQ4_NL": (8, 32, 128, F16, False, False), "IQ4_XS": (8, 32, 128, I8, True, False),
     "MXFP4": (5, 32, 16, F32, False, False), "NVFP4": (5, 16, 16, F16, False, False),
-    "TQ1_0": (4, 128, 1, F16, False, False), "TQ2_0": (4, 128, 1, F16, False, False),
-    "Q1_0": (4, 128, 1, F16, False, False),
+    "TQ1_0": (4, 128, 8, F16, False, False), "TQ2_0": (4, 128, 8, F16, False, False),
+    "Q1_0": (4, 128, 8, F16, False, False),
 }  # fmt: skip
 QUANTIZED = tuple(FORMS)
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -157,7 +157,7 @@ def test_show_of_what_is_not_here_yet(capsys: Capture) -> None:
     assert (before["pulled"], before["parameters"]) == (False, None)
 
 
-@pytest.mark.parametrize("quant", ["Q4_1", "Q8_0"])
+@pytest.mark.parametrize("quant", ["Q4_1", "Q8_0", "Q3_K", "IQ2_XS", "IQ1_M", "MXFP4", "TQ1_0"])
 def test_show_agrees_with_the_gguf_package(
     tiny_llama: Callable[..., Path], quant: str, capsys: Capture
 ) -> None:
