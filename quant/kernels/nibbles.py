@@ -70,7 +70,7 @@ class Factors:
             offset = _product(self.mins, self.super_mins, rows)
             if self.super_mins is not None:
                 offset.neg_()
-        found = []
+        found: list[torch.Tensor] = []
         for plane in planes:
             scale_zero = torch.empty((*scale.shape, 2), dtype=torch.bfloat16)
             scale_zero[..., 0] = scale * plane.factor
@@ -139,7 +139,11 @@ class NibbleWeight(PackedWeight):
         total = torch.zeros((len(ids), self.shape[1]), dtype=torch.float32)
         for plane, scale_zero in zip(self.planes, self._scale_zeros(ids), strict=True):
             picked = plane.nibbles(plane.codes[block, :, lane % half])
-            codes = torch.where(low, picked & 15, picked >> 4).float().view(len(ids), -1, self.group)
+            codes = (
+                torch.where(low, picked & 15, picked >> 4)
+                .float()
+                .view(len(ids), self.shape[1] // self.group, self.group)
+            )
             scale, zero = scale_zero.float().permute(2, 1, 0).unsqueeze(-1)
             total += ((codes - 8) * scale + zero).flatten(1)
         return total
@@ -177,11 +181,11 @@ class NibbleWeight(PackedWeight):
             yield x, scale_zero
             return
         count = GROUP // self.group
-        grouped = x.view(len(x), -1, count, self.group)
+        grouped = x.view(len(x), x.shape[1] // GROUP, count, self.group)
         for index in range(count):
             masked = torch.zeros_like(grouped)
             masked[:, :, index] = grouped[:, :, index]
-            yield masked.view_as(x), scale_zero[index::count]
+            yield masked.view_as(x), scale_zero[index::count].contiguous()
 
 
 def _product(fine: torch.Tensor, coarse: torch.Tensor | None, rows: slice | torch.Tensor) -> torch.Tensor:
