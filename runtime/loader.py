@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from infer.runtime.checkpoint.base import Checkpoint
 from infer.runtime.checkpoint.metadata import get_float, get_int
 from infer.runtime.checkpoint.open import open_checkpoint
 from infer.runtime.config import EngineConfig, ModelConfig
-from infer.runtime.device import available_cores, resolve_device
+from infer.runtime.device import available_cores, release_memory, resolve_device
 from infer.runtime.engine import Engine
 from infer.runtime.errors import ModelError, UsageError
 from infer.runtime.kvcache.paged import PagedKVCache
@@ -82,9 +83,15 @@ def load_model(
     Raises ModelError and its kin.
     """
     started = time.perf_counter()
-    with open_checkpoint(path) as checkpoint:
-        tokenizer = load_tokenizer(checkpoint.metadata, pre=pre)
-        template = load_chat_template(checkpoint.metadata, tokenizer, chat_template)
+    with open_checkpoint(path) as checkpoint, ThreadPoolExecutor(1) as beside:
+        text = beside.submit(_load_text, checkpoint.metadata, chat_template, pre)
+
+        def progress(done: int, total: int) -> None:
+            if text.done():
+                text.result()  # what is wrong with the vocabulary need not wait for the weights
+            if on_progress is not None:
+                on_progress(done, total)
+
         family, model_config = resolve_model(checkpoint)
         device = resolve_device(config.device)
         threads = config.threads or available_cores()
@@ -92,7 +99,7 @@ def load_model(
         kernel = _create_kernel(config, device, threads)
         ctx, warnings = _context(config, model_config)
         kv_type, blocks = plan_cache(config, model_config, ctx, device)
-        loader = WeightLoader(checkpoint, kernel, config, on_progress or (lambda done, total: None))
+        loader = WeightLoader(checkpoint, kernel, config, progress)
         try:
             model = family(model_config, loader, ctx)
         except torch.OutOfMemoryError:
@@ -100,6 +107,7 @@ def load_model(
                 f"{path}: the weights do not fit the memory of {device}; use --device cpu"
             ) from None
         loader.finish()
+        tokenizer, template = text.result()
         if loader.expanded:
             warnings += (_expansion(loader.expanded),)
         files = sorted({tensor.file for tensor in checkpoint.tensors.values()})
@@ -118,6 +126,8 @@ def load_model(
             warnings += (
                 f"--quant {config.quant} rounds float weights, and this file has none: it runs as stored",
             )
+    del checkpoint, loader  # and with them the vocabulary's strings
+    release_memory()
     if tokenizer.vocab_size != model_config.vocab_size:
         warnings += (
             f"the vocabulary has {tokenizer.vocab_size} tokens, the model's table {model_config.vocab_size}",
@@ -137,6 +147,13 @@ def load_model(
         warnings=tokenizer.warnings + warnings,
         _fingerprint=lambda: fingerprint(files, memo_dir),
     )
+
+
+def _load_text(
+    metadata: Mapping[str, object], chat_template: str | None, pre: str | None
+) -> tuple[Tokenizer, ChatTemplate | None]:
+    tokenizer = load_tokenizer(metadata, pre=pre)
+    return tokenizer, load_chat_template(metadata, tokenizer, chat_template)
 
 
 def quantization_mix(checkpoint: Checkpoint) -> str:

@@ -19,7 +19,7 @@ from infer.quant.kernels.base import PackedWeight
 from infer.quant.kernels.native import ActBuffer, NativeKernel, NativeWeight
 from infer.runtime.batch import ForwardBatch
 from infer.runtime.kvcache.paged import PagedKVCache
-from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops
+from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops, RopeTable
 
 if TYPE_CHECKING:
     from infer.runtime.models.base import Model
@@ -62,11 +62,13 @@ class NativeValue:
 
 @dataclass(frozen=True)
 class Program:
-    """code: what the library runs. logits: float32 [capacity, vocab]. keep: everything the code points to."""
+    """code: what the library runs. logits: float32 [capacity, vocab]. ropes: tables that must reach the batch's last
+    position. keep: everything else the code points to."""
 
     code: bytes
     capacity: int
     logits: torch.Tensor
+    ropes: list[RopeTable]
     keep: list[object]
 
 
@@ -92,6 +94,9 @@ class NativeOps(Ops):
         program = self._program
         if program is None or program.capacity < tokens:
             program = self._program = self._record(model, max(64, 1 << (tokens - 1).bit_length()))
+        last = int(batch.positions.max())
+        for rope in program.ropes:
+            rope.ready(last + 1)
         struct = abi.Batch(
             tokens=tokens, sequences=len(batch.context_lens), max_blocks=batch.block_tables.shape[1], outputs=outputs,
             ids=batch.ids.data_ptr(), positions=batch.positions.data_ptr(), slots=batch.slots.data_ptr(),
@@ -126,6 +131,8 @@ class NativeOps(Ops):
         eps = next((norm.eps for norm in norms if norm is not None), 0.0)
         weights = [None if norm is None else norm.weight.data_ptr() for norm in norms]
         rope = spec.rope
+        if rope is not None and rope not in self._recorder.ropes:
+            self._recorder.ropes.append(rope)
         self._recorder.add(
             abi.RopeStoreOp(
                 q=q.floats(), k=k.floats(), v=v.floats(), q_norm=weights[0], k_norm=weights[1],
@@ -161,7 +168,7 @@ class NativeOps(Ops):
         logits.floats()
         code = b"".join(abi.program(op, output_rows=outputs) for op, outputs in recorder.ops)
         self._recorder = _Recorder(0)
-        return Program(code, capacity, logits._floats, [recorder, self._caches, model])
+        return Program(code, capacity, logits._floats, recorder.ropes, [recorder, self._caches, model])
 
     def _emit(
         self, op: abi.Op, width: int, *, outputs: bool, quantized: bool = False, keep: object = None
@@ -197,6 +204,7 @@ class _Recorder:
 
     def __init__(self, capacity: int) -> None:
         self.ops: list[tuple[abi.Op, bool]] = []
+        self.ropes: list[RopeTable] = []
         self._capacity = capacity
         self._keep: list[object] = []
         self._scratch: dict[int, ActBuffer] = {}

@@ -7,6 +7,7 @@ programs. Every operation works on the rows of the current batch.
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,17 +38,40 @@ class Norm:
     eps: float
 
 
-@dataclass(frozen=True)
 class RopeTable:
-    """cos and sin, float32 [positions, dim / 2]; pairing as in RopeConfig."""
+    """cos and sin, float32 [positions, dim / 2]; pairing as in RopeConfig.
 
-    cos: torch.Tensor
-    sin: torch.Tensor
-    pairing: str
+    rows(start, stop) computes cos and sin of these positions. On the CPU rows are filled as positions come into use:
+    a context of 32,768 would cost 17 MB and 45 ms at every start. `ready` makes them.
+    """
 
-    @property
-    def dim(self) -> int:
-        return 2 * self.cos.shape[1]
+    _STEP = 1024  # rows at a time: always the same ones together, whatever the context
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        pairing: str,
+        device: torch.device,
+        rows: Callable[[int, int], tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        self.cos = torch.empty(shape, dtype=torch.float32, device=device)
+        self.sin = torch.empty(shape, dtype=torch.float32, device=device)
+        self.pairing = pairing
+        self.dim = 2 * shape[1]
+        self._rows = rows
+        self._filled = 0
+        if device.type != "cpu":
+            self.ready(shape[0])
+
+    def ready(self, positions: int) -> None:
+        """Fill the rows below `positions`."""
+        while self._filled < min(positions, len(self.cos)):
+            target = slice(self._filled, min(self._filled + self._STEP, len(self.cos)))
+            for table, values in zip(
+                (self.cos, self.sin), self._rows(target.start, target.start + self._STEP), strict=True
+            ):
+                table[target] = values[: target.stop - target.start]
+            self._filled = target.stop
 
 
 @dataclass(frozen=True)

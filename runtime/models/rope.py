@@ -20,9 +20,12 @@ def rope_table(
     if factors is not None:
         inverse = inverse / factors.double()
     inverse, magnitude = _scaled(config, inverse)
-    angles = torch.arange(positions, dtype=torch.float64).unsqueeze(1) * inverse
-    cos, sin = torch.cos(angles) * magnitude, torch.sin(angles) * magnitude
-    return RopeTable(cos.float().to(device), sin.float().to(device), config.pairing)
+
+    def rows(start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = torch.arange(start, stop, dtype=torch.float64).unsqueeze(1) * inverse
+        return torch.cos(angles) * magnitude, torch.sin(angles) * magnitude
+
+    return RopeTable((positions, config.dim // 2), config.pairing, device, rows)
 
 
 def _scaled(config: RopeConfig, inverse: torch.Tensor) -> tuple[torch.Tensor, float]:

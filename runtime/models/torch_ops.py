@@ -32,6 +32,7 @@ class TorchOps(Ops):
 
     @torch.inference_mode()
     def run(self, model: Model, batch: ForwardBatch) -> torch.Tensor:
+        self._last_position = int(batch.positions.max())
         self.batch = batch.to(self._kernel.device)
         self._rotations: dict[int, torch.Tensor] = {}
         logits: torch.Tensor = model.forward(self)
@@ -83,6 +84,7 @@ class TorchOps(Ops):
         """cos + i sin at the batch's positions, complex64 [T, 1, dim / 2]; layers share tables."""
         found = self._rotations.get(id(table))
         if found is None:
+            table.ready(self._last_position + 1)
             positions = self.batch.positions.long()
             found = torch.complex(table.cos[positions], table.sin[positions]).unsqueeze(1)
             self._rotations[id(table)] = found
