@@ -33,13 +33,11 @@ from typing import Any
 
 from disk_faults import MODULES, CountingOs
 from disk_store import files_in
-from tiny_models import CORPUS, TinyOptions, write_tiny
+from forked_runs import NEW, TIMEOUT_S, Runs
+from tiny_models import CORPUS, TinyOptions
 
-from infer.cli.main import invoke
-from infer.cli.main import main as infer
 from infer.runtime.kvcache.disk import admin, publish
 
-OLD, NEW = CORPUS[:150], CORPUS[:250] + CORPUS[400:600]
 ERRORS = ("EIO", "ENOSPC", "EACCES", "EMFILE", "ENOMEM", "EINTR", "EIO+", "ENOSPC+", "EMFILE+")
 SYSTEM_CALLS = {
     "openat": ("EIO", "ENOSPC", "EACCES", "EMFILE", "ENOMEM", "EINTR"),
@@ -56,7 +54,6 @@ SYSTEM_CALLS = {
     "readv": ("EIO", "EINTR"),
     "flock": ("EINTR", "ENOLCK"),
 }
-TIMEOUT_S = 120
 
 
 @dataclass(frozen=True)
@@ -68,128 +65,37 @@ class Case:
     limit: str | None = None
 
 
-class Runs:
-    """Runs of one model in a scratch folder."""
-
-    def __init__(self, base: Path, model: TinyOptions) -> None:
-        self.base = base
-        self._numbers = count()
-        path = str(write_tiny(base / "tiny.gguf", model))
-        self._command = [
-            "run",
-            "-m",
-            path,
-            "--threads",
-            "1",
-            "--raw",
-            "--no-stdin",
-            "--temp",
-            "0",
-            "--ignore-eos",
-        ]
-        self._command += ["-n", "8"]
-        os.environ.update(INFER_HOME=str(base / "home"), INFER_DEBUG="1")
-        invoke([*self._command, "--no-cache", "-o", str(base / "first"), NEW])
-        self.cold = self.answer(None, NEW)
-        if not self.cold:
-            raise AssertionError("the model has nothing to say")
-
-    def start(self, root: Path | None, prompt: str, limit: str | None = None,
-              before: Callable[[], None] = lambda: None) -> tuple[int, Path]:  # fmt: skip
-        """A fork that answers `prompt` with the cache in `root`: its id, and where its stdout goes (stderr beside it).
-
-        before: done in the fork, before the command."""
-        cache = ["--no-cache"] if root is None else ["--cache-dir", str(root)]
-        cache += [] if limit is None else ["--cache-limit", limit]
-        out = self.base / f"out{next(self._numbers)}"
-        pid = os.fork()
-        if pid == 0:
-            status = 99
-            try:
-                for descriptor, path in enumerate((os.devnull, str(out), f"{out}.err")):
-                    opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-                    os.dup2(opened, descriptor)
-                    os.close(opened)
-                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-                sys.argv = ["infer", *self._command, *cache, prompt]
-                before()
-                try:
-                    infer()
-                except SystemExit as end:
-                    status = int(end.code or 0)
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:
-                os._exit(status)
-        return pid, out
-
-    def finish(self, pid: int, out: Path) -> tuple[int, bytes, str]:
-        """Wait status, stdout and stderr of a run."""
-        deadline = time.monotonic() + TIMEOUT_S
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        while not ended:
-            time.sleep(0.002)
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                raise AssertionError("a run hangs")
-            ended, status = os.waitpid(pid, os.WNOHANG)
-        errors = Path(f"{out}.err")
-        found = out.read_bytes(), errors.read_text(errors="replace")
-        out.unlink()
-        errors.unlink()
-        return status, *found
-
-    def answer(self, root: Path | None, prompt: str, limit: str | None = None) -> bytes:
-        """What an unhindered run says. Raises AssertionError when it says anything else than the answer."""
-        status, out, err = self.finish(*self.start(root, prompt, limit))
-        if status or err:
-            raise AssertionError(f"status {status}: {err}")
-        return out
-
-    def filled(self, name: str) -> Path:
-        """A cache folder with the entries of OLD and a temporary that was abandoned."""
-        root = self.base / name
-        self.answer(root, OLD)
-        (files_in(root)[0].parent / "tmp-0123456789abcdef01234567").write_bytes(b"x" * 5000)
-        return root
-
-    def copy(self, case: Case) -> Path:
-        root = self.base / f"root{next(self._numbers)}"
-        if case.before is not None:
-            shutil.copytree(case.before, root)
-        return root
-
-    def check_after(self, root: Path, case: Case) -> None:
-        """The state that a run left behind does no harm, and the next run puts it right. Removes the folder."""
-        if root.exists():
-            report = admin.verify(root)
-            if report.damaged or report.unreadable:
-                raise AssertionError(f"published: {report}")
-        if case.before is not None and case.limit is None:
-            lost = {path.name for path in files_in(case.before)} - {path.name for path in files_in(root)}
-            if lost:
-                raise AssertionError(f"valid entries were lost: {lost}")
-        if self.answer(root, NEW, case.limit) != self.cold:
-            raise AssertionError("the next run answers something else")
-        left = files_in(root, "tmp-*")
-        if left or admin.verify(root).damaged:
-            raise AssertionError(f"the next run left {left}")
-        shutil.rmtree(root)
+def check_after(runs: Runs, case: Case, root: Path) -> None:
+    """The state that a run left behind does no harm, and the next run puts it right. Removes the folder."""
+    if root.exists():
+        report = admin.verify(root)
+        if report.damaged or report.unreadable:
+            raise AssertionError(f"published: {report}")
+    if case.before is not None and case.limit is None:
+        lost = {path.name for path in files_in(case.before)} - {path.name for path in files_in(root)}
+        if lost:
+            raise AssertionError(f"valid entries were lost: {lost}")
+    if runs.answer(root, NEW, case.limit) != runs.cold:
+        raise AssertionError("the next run answers something else")
+    left = files_in(root, "tmp-*")
+    if left or admin.verify(root).damaged:
+        raise AssertionError(f"the next run left {left}")
+    shutil.rmtree(root)
 
 
 def random_kills(runs: Runs, number: int) -> str:
     """SIGKILL at random moments from the first entry being written to the end of the run."""
     rng = random.Random(number)
     case = Case("filled", runs.filled("filled"))
-    root = runs.copy(case)
+    root = runs.scratch(case.before)
     _, whole_s = _store_phase(runs, case, root, None)
     whole = len(files_in(root))
     killed = partial = 0
     for _ in range(number):
-        root = runs.copy(case)
+        root = runs.scratch(case.before)
         killed += _store_phase(runs, case, root, rng.random() * whole_s)[0]
         partial += len(files_in(root)) < whole
-        runs.check_after(root, case)
+        check_after(runs, case, root)
     return f"{killed} of {number} runs died, {partial} of them before all of their entries were stored"
 
 
@@ -249,7 +155,7 @@ def at_every_call(runs: Runs, names: list[str], step: int = 1) -> str:
     for case in _cases(runs):
         for name, act, onwards in _faults(names):
             for number in count(1, step):
-                root = runs.copy(case)
+                root = runs.scratch(case.before)
                 reader, writer = os.pipe()
                 shim = CountingOs(number, act, onwards=onwards)
                 pid, out = runs.start(root, NEW, case.limit, lambda shim=shim, end=writer: _hinder(shim, end))
@@ -258,7 +164,7 @@ def at_every_call(runs: Runs, names: list[str], step: int = 1) -> str:
                 status = _check_hindered(runs, pid, out, what)
                 reached = bool(status) or bool(os.read(reader, 1))
                 os.close(reader)
-                runs.check_after(root, case)
+                check_after(runs, case, root)
                 if not reached:
                     print(f"{case.name}: {name}, {number // step} of {number - 1} calls", flush=True)
                     total += number // step
@@ -301,12 +207,12 @@ def with_strace(runs: Runs, names: list[str]) -> str:
             for number in range(1, most + 1):
                 for name in chosen:
                     fault = "signal=SIGKILL" if name == "KILL" else f"error={name}"
-                    root = runs.copy(case)
+                    root = runs.scratch(case.before)
                     pid, out = _start_traced(
                         runs, case, root, call, f"inject={call}:{fault}:when={number}", None
                     )
                     _check_hindered(runs, pid, out, f"{case.name}, {name} at {call} {number}")
-                    runs.check_after(root, case)
+                    check_after(runs, case, root)
                     total += 1
             print(f"{case.name}: {call}, {most} calls, {', '.join(chosen)}", flush=True)
     return f"{total} injections"
@@ -314,7 +220,7 @@ def with_strace(runs: Runs, names: list[str]) -> str:
 
 def _most_calls(runs: Runs, case: Case, call: str) -> int:
     """Of one thread: strace counts them one by one, so that each number is met by every thread."""
-    log, root = runs.base / "log", runs.copy(case)
+    log, root = runs.base / "log", runs.scratch(case.before)
     runs.finish(*_start_traced(runs, case, root, call, f"trace={call}", log))
     lines = re.findall(rf"^(\d+) +{call}\(", log.read_text(), re.MULTILINE)
     shutil.rmtree(root)
