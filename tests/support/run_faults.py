@@ -166,8 +166,8 @@ def at_every_call(runs: Runs, names: list[str], step: int = 1) -> str:
                 os.close(reader)
                 check_after(runs, case, root)
                 if not reached:
-                    print(f"{case.name}: {name}, {number // step} of {number - 1} calls", flush=True)
-                    total += number // step
+                    print(f"{case.name}: {name}, {(number - 1) // step} of {number - 1} calls", flush=True)
+                    total += (number - 1) // step
                     break
     return f"{total} faults"
 
