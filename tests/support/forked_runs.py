@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 
@@ -88,9 +89,10 @@ class Runs:
             raise AssertionError(f"status {status}: {err}")
         return out
 
-    def filled(self, name: str) -> Path:
-        """A cache folder with the entries of OLD and a temporary that was abandoned."""
-        root = self.base / name
+    @cached_property
+    def filled(self) -> Path:
+        """A cache folder with the entries of OLD and a temporary that was abandoned. Not to be changed."""
+        root = self.base / "filled"
         self.answer(root, OLD)
         (files_in(root)[0].parent / "tmp-0123456789abcdef01234567").write_bytes(b"x" * 5000)
         return root
