@@ -30,11 +30,11 @@ def test_killed_at_random_moments_of_the_store_phase() -> None:
 def test_a_fault_at_calls_all_over_a_run() -> None:
     match = re.search(
         r"^(\d+) faults",
-        script("run_faults.py", "calls", "53", "KILL", "EIO", "ENOSPC+", "EMFILE"),
+        script("run_faults.py", "calls", "97", "KILL", "EIO", "ENOSPC+"),
         re.MULTILINE,
     )
     assert match is not None
-    assert int(match[1]) > 20
+    assert int(match[1]) > 12
 
 
 def test_runs_beside_each_other_and_a_changed_model_file() -> None:
