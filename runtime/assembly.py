@@ -25,6 +25,7 @@ from infer.runtime.kvcache.identity import KVIdentity
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.kvcache.prefix import PrefixCache
 from infer.runtime.kvcache.tier import DiskTier, PrefillRate
+from infer.runtime.kvcache.window import blocks_held
 from infer.runtime.model_runner import ModelRunner
 from infer.runtime.models.base import Model
 from infer.runtime.models.ops import Ops
@@ -42,11 +43,10 @@ OPEN_WAIT_S = 0.25  # enough where the hash is known, and for hashing a small fi
 def plan_cache(config: EngineConfig, shape: ModelConfig, ctx: int, device: torch.device) -> tuple[str, int]:
     """KV type and number of blocks. Raises UsageError when they cannot hold one context or do not fit the memory."""
     kv_type = config.kv_type if config.kv_type != "auto" else "f16" if device.type == "cpu" else "bf16"
-    blocks = config.kv_blocks or -(-ctx // BLOCK_SIZE)
-    if blocks * BLOCK_SIZE < ctx:
-        raise UsageError(
-            f"{blocks} KV blocks hold {blocks * BLOCK_SIZE} tokens, less than a context of {ctx}"
-        )
+    least = blocks_held(shape.cache_window, config.prefill_chunk, ctx)
+    blocks = config.kv_blocks or least
+    if blocks < least:
+        raise UsageError(f"{blocks} KV blocks are too few: a context of {ctx} tokens needs {least}")
     needed = blocks * BLOCK_SIZE * shape.kv_bytes_per_token({"f32": 4, "int8": 1}.get(kv_type, 2))
     free = available_memory(device)
     if needed > free:
@@ -69,18 +69,20 @@ def build_engine(
 ) -> Engine:
     """path: of the model, to label its part of the disk cache. weights_hash: may take a pass over the file."""
     pool = BlockPool(cache.blocks)
-    prefix = PrefixCache(pool) if config.prefix_cache else None
     shape = model.config
+    window = shape.cache_window
+    prefix = PrefixCache(pool, window) if config.prefix_cache else None
     rate = PrefillRate(2 * _parameters(shape) / ASSUMED_RATE[kernel.device.type])
     tier = None
     if prefix is not None and config.cache_dir is not None:
         store = _open_store(kernel, config, shape, cache, path, weights_hash)
-        tier = DiskTier(store, pool, prefix, cache, rate)
+        tier = DiskTier(store, pool, prefix, cache, rate, window)
     scheduler = Scheduler(
         pool,
         prefix,
         budget=config.prefill_chunk,
         max_sequences=config.max_sequences,
+        window=window,
         restore=tier.restore if tier is not None else lambda _: None,
     )
     runner = ModelRunner(model, create_ops(kernel, cache), cache)

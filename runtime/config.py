@@ -18,8 +18,9 @@ class EngineConfig:
     quantize float weights on load. kernel: "auto", "native" (compiled, exact), "torch"
     (inexact), "reference" (slow, exact) or "float32" (dequantized). isa: instruction set of the native kernel.
     prefix_cache: reuse KV blocks of earlier prompts in this process. kv_blocks: blocks of 64 positions to hold,
-    None for one sequence of full context. cache_dir: folder of the disk cache, None for none. cache_limit: most bytes
-    it may take, None for its own default. cache_read_only: reuse what it holds, write and delete nothing.
+    None for one sequence of full context, or for what it needs of it where all layers have windows. cache_dir: folder
+    of the disk cache, None for none. cache_limit: most bytes it may take, None for its own default. cache_read_only:
+    reuse what it holds, write and delete nothing.
     """
 
     device: str = "auto"
@@ -89,8 +90,8 @@ class RopeConfig:
 class ModelConfig:
     """Shape of a decoder-only transformer, read from file metadata only.
 
-    windows: positions each layer's queries see, themselves included, 0 for all; empty where no layer has a window. The
-    KV cache holds every position of every layer all the same.
+    windows: positions each layer's queries see, themselves included, 0 for all; empty where no layer has a window.
+    Where all layers have one, a sequence keeps no block behind the widest; where any has none, it keeps all.
     local_rope: rotation in layers with a window, None for the same as in the others. nope_interval: every n-th layer
     does not rotate, 0 for none. attention_scale: factor of q k^T, None for head_dim^-0.5. residual_scale: factor of
     what each branch adds. logit_scale: factor of the logits. Soft caps bound x to cap * tanh(x / cap), 0 for off.
@@ -122,6 +123,11 @@ class ModelConfig:
     def window(self, layer: int) -> int:
         """Positions that layer's queries see, 0 for all."""
         return self.windows[layer] if self.windows else 0
+
+    @property
+    def cache_window(self) -> int:
+        """Positions behind which no layer looks, 0 where some layer sees all."""
+        return max(self.windows) if self.windows and all(self.windows) else 0
 
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of K and V of all layers for one position."""

@@ -68,7 +68,9 @@ class Sequence:
 
     token_ids = prompt + decoded; num_computed of them have their K and V in the cache. next_scored is the
     prompt position whose score is reported next, and stays when the sequence is preempted.
-    block_table holds pool block ids in order of position; num_cached counts prompt tokens taken from the
+    block_table holds pool block ids in order of position; those before first_block are out of every window and given
+    back: they are read no more and mean nothing. block_keys: the root key and the keys of full blocks, as far as the
+    prefix cache needs them. num_cached counts prompt tokens taken from the
     prefix cache instead of being computed when it was first admitted, restored_tokens those of them that had to be
     loaded (loaded_bytes in loaded_s seconds).
     """
@@ -83,6 +85,8 @@ class Sequence:
     loaded_s: float = 0.0
     admitted: bool = False
     block_table: list[int] = field(default_factory=list)
+    first_block: int = 0
+    block_keys: list[bytes] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     next_scored: int = 0
 

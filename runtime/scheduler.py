@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.kvcache.block_pool import BlockPool
 from infer.runtime.kvcache.prefix import PrefixCache
+from infer.runtime.kvcache.window import first_visible
 from infer.runtime.request import FinishReason, Sequence, SequenceStatus
 
 
@@ -27,8 +28,9 @@ class Scheduler:
     """First come, first served, under a token budget per step.
 
     Sequences that decode come first (one token each), then prompts in order of arrival, the last of them cut to
-    the budget. When blocks run out, the youngest running sequence gives all of its back and waits to be recomputed; the
-    pool must hold one sequence of full context, so the oldest always gets on.
+    the budget. Blocks that no window reaches any more go back before a step. When blocks run out, the youngest running
+    sequence gives all of its back and waits to be recomputed; the pool must hold what one sequence of full context
+    needs (`window.blocks_held`), so the oldest always gets on.
     """
 
     def __init__(
@@ -38,13 +40,16 @@ class Scheduler:
         *,
         budget: int,
         max_sequences: int,
+        window: int = 0,
         restore: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
-        """budget: tokens per step, 0 for no bound. restore: may add to the prefix cache what a new sequence needs."""
+        """budget: tokens per step, 0 for no bound. window: positions behind which no layer looks, 0 for all.
+        restore: may add to the prefix cache what a new sequence needs."""
         self._pool = pool
         self._prefix = prefix
         self._budget = budget
         self._max_sequences = max_sequences
+        self._window = window
         self._restore = restore
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -56,6 +61,8 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """The next step's work; empty when nothing is left to do."""
         self._release_copied()
+        for seq in self.running:
+            self._release_passed(seq)
         scheduled: dict[int, tuple[Sequence, int]] = {}
         left = self._budget or (1 << 62)
         decoding = [s for s in self.running if len(s.token_ids) - s.num_computed == 1]
@@ -104,7 +111,8 @@ class Scheduler:
         if self._prefix is not None and not seq.block_table:
             if not seq.admitted:
                 self._restore(seq)
-            seq.block_table, partial = self._prefix.match(seq.reusable_ids)
+            found = self._prefix.match(seq.reusable_ids)
+            seq.first_block, seq.block_table, seq.block_keys, partial = found
             seq.num_computed = len(seq.block_table) * BLOCK_SIZE
             if partial is not None:
                 self._copy(seq, *partial)
@@ -120,7 +128,10 @@ class Scheduler:
 
         Not where seq would lack the room that the source takes meanwhile: it would give way to itself for ever.
         """
-        needed = -(-len(seq.token_ids) // BLOCK_SIZE) - len(seq.block_table)
+        end = len(seq.token_ids)
+        if self._window and self._budget:
+            end = min(end, seq.num_computed + length + self._budget)
+        needed = -(-end // BLOCK_SIZE) - len(seq.block_table)
         target = self._pool.allocate() if needed <= self._pool.available else None
         if target is None:
             self._pool.release(source, keep=True)
@@ -131,15 +142,27 @@ class Scheduler:
 
     def _release_copied(self) -> None:
         for source, _ in self._copies:
-            self._pool.release(source, keep=self._prefix is not None and source in self._prefix)
+            self._release(source)
         self._copies = []
+
+    def _release_passed(self, seq: Sequence) -> None:
+        """Give back the blocks that are behind every window; they stay findable like others."""
+        first = first_visible(seq.num_computed, self._window)
+        for block in seq.block_table[seq.first_block : first]:
+            self._release(block)
+        seq.first_block = max(seq.first_block, first)
+
+    def _release(self, block: int) -> None:
+        self._pool.release(block, keep=self._prefix is not None and block in self._prefix)
 
     def _remember(self, seq: Sequence, index: int) -> None:
         """Make the computed part of a block of seq findable."""
         if self._prefix is None:
             return
         ids = seq.token_ids[index * BLOCK_SIZE : min((index + 1) * BLOCK_SIZE, seq.num_computed)]
-        self._prefix.insert(seq.block_table[index], seq.block_table[index - 1] if index else None, ids)
+        key = self._prefix.insert(seq.block_table[index], seq.block_keys[index], ids)
+        if len(ids) == BLOCK_SIZE:
+            seq.block_keys.append(key)
 
     def _missing(self, seq: Sequence, count: int) -> int:
         return -(-(seq.num_computed + count) // BLOCK_SIZE) - len(seq.block_table)
@@ -169,7 +192,7 @@ class Scheduler:
         if seq.num_computed % BLOCK_SIZE:
             self._remember(seq, seq.num_computed // BLOCK_SIZE)
         # the last block first, so that of one chain the tail is evicted before the head
-        for block in reversed(seq.block_table):
-            self._pool.release(block, keep=self._prefix is not None and block in self._prefix)
-        seq.block_table = []
-        seq.num_computed = 0
+        for block in reversed(seq.block_table[seq.first_block :]):
+            self._release(block)
+        seq.block_table, seq.block_keys = [], []
+        seq.first_block = seq.num_computed = 0

@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 
 from infer.runtime.kvcache.disk import reader
 from infer.runtime.kvcache.disk.format import HEADER_BYTES, Header
-from infer.runtime.kvcache.disk.store import PrefixStore, StoreConfig
+from infer.runtime.kvcache.disk.store import Chain, PrefixStore, StoreConfig
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 63, 64, 65, 66, 127, 128, 129, 200, 640])
@@ -80,6 +80,35 @@ def test_blocks_in_memory_are_not_loaded(tmp_path: Path) -> None:
         chain = load(tmp_path, ids, have)
         assert chain.tokens == 299 - have * BLOCK
     assert load(tmp_path, ids[:257], 4).tokens == 0
+
+
+@pytest.mark.parametrize("last", [1, 2, 5, 30])
+def test_only_the_last_blocks_are_kept_of_a_chain_verified_as_a_whole(tmp_path: Path, last: int) -> None:
+    ids = ids_of(1, 1300)
+    save(tmp_path, [ids])
+    keys = [entry.key for entry in load(tmp_path, ids).entries]
+    store = open_store(tmp_path, load_bytes=(last + 1) * BLOCK * PER_TOKEN)
+    for length in (1300, 1281, 1280, 1279, 700, 64):
+        chain = store.find(ids[:length], last_blocks=last)
+        assert chain.tokens == (1299 if length == 1300 else min(length - 1, length // BLOCK * BLOCK))
+        whole = (length - 1) // BLOCK
+        assert chain.passed == max(0, whole - last)
+        check_payloads(chain, ids)
+    entry_of(tmp_path, keys[10]).unlink()
+    for damaged in (8, 3):
+        flip(entry_of(tmp_path, keys[damaged]), 8000)
+        chain = store.find(ids, last_blocks=last)
+        assert (chain.tokens, chain.passed) == (damaged * BLOCK, max(0, damaged - last))
+        check_payloads(chain, ids)
+    store.close()
+
+
+def check_payloads(chain: Chain, ids: list[int]) -> None:
+    at = chain.passed * BLOCK
+    for entry in chain.entries:
+        assert entry.payload.tobytes() == payload_of(ids, at, at + entry.tokens)
+        at += entry.tokens
+    assert chain.tokens in (at, at - 1)
 
 
 def test_size_on_disk(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from infer.runtime.config import BLOCK_SIZE, ModelConfig, RopeConfig
 from infer.runtime.kvcache.block_pool import BlockPool
 from infer.runtime.kvcache.keys import block_key
 from infer.runtime.kvcache.paged import PagedKVCache
-from infer.runtime.kvcache.prefix import PrefixCache
+from infer.runtime.kvcache.prefix import ROOT, PrefixCache
 
 
 def test_a_pool_gives_each_block_once_and_then_none() -> None:
@@ -83,12 +83,18 @@ def _ids(seed: int, count: int) -> list[int]:
 
 def _fill(pool: BlockPool, cache: PrefixCache, ids: list[int]) -> list[int]:
     table: list[int] = []
+    key = ROOT
     for start in range(0, len(ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
         block = pool.allocate()
         assert block is not None
-        cache.insert(block, table[-1] if table else None, ids[start : start + BLOCK_SIZE])
+        key = cache.insert(block, key, ids[start : start + BLOCK_SIZE])
         table.append(block)
     return table
+
+
+def _match(cache: PrefixCache, ids: list[int]) -> tuple[list[int], tuple[int, int] | None]:
+    found = cache.match(ids)
+    return found.blocks[found.first :], found.partial
 
 
 def test_a_prefix_of_whole_blocks_is_found_and_one_token_is_left_over() -> None:
@@ -97,11 +103,11 @@ def test_a_prefix_of_whole_blocks_is_found_and_one_token_is_left_over() -> None:
     ids = _ids(1, 3 * BLOCK_SIZE)
     table = _fill(pool, cache, ids)
     for length in range(1, 3 * BLOCK_SIZE + 1):
-        found = cache.match(ids[:length])
+        found = _match(cache, ids[:length])
         whole, rest = divmod(length - 1, BLOCK_SIZE)
         assert found == (table[:whole], (table[whole], rest) if rest else None)
-    assert cache.match([*ids[:70], ids[70] + 1, *ids[71:]]) == (table[:1], (table[1], 6))
-    assert cache.match([ids[0] + 1, *ids[1:]]) == ([], None)
+    assert _match(cache, [*ids[:70], ids[70] + 1, *ids[71:]]) == (table[:1], (table[1], 6))
+    assert _match(cache, [ids[0] + 1, *ids[1:]]) == ([], None)
 
 
 def test_a_block_that_was_never_full_lends_what_it_has() -> None:
@@ -110,16 +116,18 @@ def test_a_block_that_was_never_full_lends_what_it_has() -> None:
     ids = _ids(5, BLOCK_SIZE + 20)
     whole = _fill(pool, cache, ids)[0]
     short, long = pool.allocate(), pool.allocate()
-    cache.insert(short, whole, ids[BLOCK_SIZE : BLOCK_SIZE + 8])
-    cache.insert(long, whole, [*ids[BLOCK_SIZE : BLOCK_SIZE + 15], 1, 2])
-    assert cache.match(ids) == ([whole], (long, 15))
-    assert cache.match(ids[: BLOCK_SIZE + 6]) == ([whole], (long, 5))
+    key = cache.match(ids).keys[-1]
+    pool.release(whole, keep=True)
+    cache.insert(short, key, ids[BLOCK_SIZE : BLOCK_SIZE + 8])
+    cache.insert(long, key, [*ids[BLOCK_SIZE : BLOCK_SIZE + 15], 1, 2])
+    assert _match(cache, ids) == ([whole], (long, 15))
+    assert _match(cache, ids[: BLOCK_SIZE + 6]) == ([whole], (long, 5))
     for _ in range(2):
         pool.release(long, keep=True)
     pool.release(long, keep=True)
     assert pool.allocate() is not None
     assert pool.allocate() == long
-    assert cache.match(ids) == ([whole], (short, 8))
+    assert _match(cache, ids) == ([whole], (short, 8))
 
 
 def test_an_evicted_block_is_no_longer_found() -> None:
@@ -135,18 +143,18 @@ def test_an_evicted_block_is_no_longer_found() -> None:
     assert len(cache.match(ids).blocks) in (0, 1)
 
 
-def test_equal_text_elsewhere_keeps_the_first_block_and_orphans_are_not_stored() -> None:
+def test_equal_text_elsewhere_keeps_the_first_block() -> None:
     pool = BlockPool(4)
     cache = PrefixCache(pool)
     ids = _ids(3, BLOCK_SIZE + 1)
     first = _fill(pool, cache, ids)[0]
     second = pool.allocate()
-    cache.insert(second, None, ids[:BLOCK_SIZE])
+    key = cache.insert(second, ROOT, ids[:BLOCK_SIZE])
     assert second not in cache
-    assert cache.match(ids) == ([first], None)
+    assert _match(cache, ids) == ([first], None)
     third = pool.allocate()
-    cache.insert(third, second, ids[:BLOCK_SIZE])
-    assert third not in cache
+    cache.insert(third, key, ids[:BLOCK_SIZE])
+    assert _match(cache, [*ids[:BLOCK_SIZE], *ids]) == ([first, third], None)
 
 
 def test_keys_depend_on_every_id_and_on_the_parent() -> None:

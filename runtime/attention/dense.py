@@ -6,7 +6,9 @@ import torch
 
 from infer.runtime.attention.base import AttentionBackend
 from infer.runtime.batch import ForwardBatch
+from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.kvcache.paged import PagedKVCache
+from infer.runtime.kvcache.window import first_visible
 
 
 class DenseAttention(AttentionBackend):
@@ -21,24 +23,25 @@ class DenseAttention(AttentionBackend):
         starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
         for index, length in enumerate(lengths):
             first, last = starts[index], starts[index + 1]
-            table = batch.block_tables[index, : -(-length // 64)].long()
-            keys, values = cache.gather(layer, table, length)
             rows = last - first
+            begin = first_visible(length - rows, window) * BLOCK_SIZE
+            table = batch.block_tables[index, begin // BLOCK_SIZE : -(-length // BLOCK_SIZE)].long()
+            keys, values = cache.gather(layer, table, length - begin)
             kv_heads, group = keys.shape[0], q.shape[1] // keys.shape[0]
             # [kv_heads, group * rows, head_dim]: the heads that share keys go through one product
             query = q[first:last].transpose(0, 1).reshape(kv_heads, group * rows, -1)
             scores = torch.bmm(query, keys.to(query.dtype)) * scale
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)
-            scores = scores.view(kv_heads, group, rows, length)
+            scores = scores.view(kv_heads, group, rows, length - begin)
             if rows > 1 or window:
                 query_at = torch.arange(length - rows, length, device=q.device).unsqueeze(1)
-                key_at = torch.arange(length, device=q.device)
+                key_at = torch.arange(begin, length, device=q.device)
                 hidden = key_at > query_at
                 if window:
                     hidden |= key_at <= query_at - window
                 scores.masked_fill_(hidden, float("-inf"))
-            weights = torch.softmax(scores, dim=-1).view(kv_heads, group * rows, length)
+            weights = torch.softmax(scores, dim=-1).view(kv_heads, group * rows, length - begin)
             mixed = torch.bmm(weights, values.to(weights.dtype))
             out[first:last] = mixed.view(kv_heads * group, rows, -1).transpose(0, 1)
         return out

@@ -14,23 +14,31 @@ from typing import NamedTuple
 from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.kvcache.block_pool import BlockPool
 from infer.runtime.kvcache.keys import block_key
+from infer.runtime.kvcache.window import blocks_behind
 
 ROOT = b""
 SIBLINGS = 32  # blocks with one parent that are compared token by token, latest first
 
 
 class PrefixMatch(NamedTuple):
-    """blocks: whole ones, shared. partial: (block, tokens) whose first tokens continue them, to be copied."""
+    """blocks: whole ones, shared; those before `first` are outside the window of what comes next, and mean nothing.
+    keys: ROOT and theirs. partial: (block, tokens) whose first tokens continue them, to be copied."""
 
+    first: int
     blocks: list[int]
+    keys: list[bytes]
     partial: tuple[int, int] | None
 
 
 class PrefixCache:
-    """Maps keys to blocks of a pool; forgets a block when the pool gives it out again."""
+    """Maps keys to blocks of a pool; forgets a block when the pool gives it out again.
 
-    def __init__(self, pool: BlockPool) -> None:
+    window: of a model that needs no more than these positions of what it goes on from, 0 for all.
+    """
+
+    def __init__(self, pool: BlockPool, window: int = 0) -> None:
         self._pool = pool
+        self._behind = blocks_behind(window)
         self._blocks: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
         self._parents: dict[int, bytes] = {}
@@ -41,37 +49,41 @@ class PrefixCache:
         return block in self._keys
 
     def match(self, ids: Ids[int]) -> PrefixMatch:
-        """The longest known prefix that leaves at least one id over; all its blocks are now held by the caller."""
-        held: list[int] = []
-        key = ROOT
+        """The longest known prefix that leaves at least one id over; its blocks from `first` on are now held by the
+        caller."""
+        keys = [ROOT]
+        count = first = unbroken = 0
         for start in range(0, len(ids) - BLOCK_SIZE, BLOCK_SIZE):
-            child = block_key(key, ids[start : start + BLOCK_SIZE])
-            block = self._blocks.get(child)
-            if block is None:
+            keys.append(block_key(keys[-1], ids[start : start + BLOCK_SIZE]))
+            unbroken = unbroken + 1 if keys[-1] in self._blocks else 0
+            length = len(keys) - 1
+            needed = length if self._behind is None else min(length, self._behind)
+            if unbroken >= needed:
+                count, first = length, length - needed
+            elif self._behind is None:
                 break
+        del keys[count + 1 :]
+        blocks = [0] * first + [self._blocks[key] for key in keys[first + 1 :]]
+        for block in blocks[first:]:
             self._pool.hold(block)
-            held.append(block)
-            key = child
-        start = len(held) * BLOCK_SIZE
-        partial = self._longest(key, ids[start : start + BLOCK_SIZE][: len(ids) - 1 - start])
+        start = count * BLOCK_SIZE
+        partial = self._longest(keys[-1], ids[start : start + BLOCK_SIZE][: len(ids) - 1 - start])
         if partial is not None:
             self._pool.hold(partial[0])
-        return PrefixMatch(held, partial)
+        return PrefixMatch(first, blocks, keys, partial)
 
-    def insert(self, block: int, parent: int | None, ids: Ids[int]) -> None:
-        """Remember a computed block of 1 to 64 ids. parent: the block to its left, None for the first.
+    def insert(self, block: int, parent: bytes, ids: Ids[int]) -> bytes:
+        """Remember a computed block of 1 to 64 ids; its key. parent: key of the block to its left, ROOT for the first.
 
-        Nothing happens when the parent is unknown or the same text is already known in another block.
+        Where the same text is known in another block, that one stays.
         """
-        parent_key = ROOT if parent is None else self._keys.get(parent)
-        if parent_key is None or block in self._keys:
-            return
-        key = block_key(parent_key, ids)
-        if key not in self._blocks:
+        key = block_key(parent, ids)
+        if key not in self._blocks and block not in self._keys:
             self._blocks[key] = block
             self._keys[block] = key
-            self._parents[block] = parent_key
-            self._children[parent_key][block] = tuple(ids)
+            self._parents[block] = parent
+            self._children[parent][block] = tuple(ids)
+        return key
 
     def _longest(self, parent: bytes, ids: Ids[int]) -> tuple[int, int] | None:
         best: tuple[int, int] | None = None

@@ -8,15 +8,19 @@ and of an answer.
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.kvcache.block_pool import BlockPool
 from infer.runtime.kvcache.disk.store import Chain, PrefixStore
+from infer.runtime.kvcache.keys import block_key
 from infer.runtime.kvcache.paged import PagedKVCache
-from infer.runtime.kvcache.prefix import PrefixCache
+from infer.runtime.kvcache.prefix import PrefixCache, PrefixMatch
+from infer.runtime.kvcache.window import blocks_behind, first_visible
 from infer.runtime.request import Sequence
+
+STORE_WAIT_S = 10.0  # time to hash some 10 GB of weights; after it, what is given back is not stored
 
 
 @dataclass
@@ -34,7 +38,8 @@ class DiskTier:
     """One engine's link to a store.
 
     store: may still be on its way (the weights are hashed the first time); until it is there nothing is found, and what
-    was computed meanwhile is offered when its sequence ends.
+    was computed meanwhile is offered when its sequence ends. window: positions behind which no layer looks, 0 for all;
+    the first sequence that is to give blocks back waits for the store.
     """
 
     def __init__(
@@ -44,7 +49,10 @@ class DiskTier:
         prefix: PrefixCache,
         cache: PagedKVCache,
         rate: PrefillRate,
+        window: int = 0,
     ) -> None:
+        self._window = window
+        self._patience_s = STORE_WAIT_S
         self._pending = store
         self._pool = pool
         self._prefix = prefix
@@ -58,16 +66,21 @@ class DiskTier:
         if store is None:
             return
         ids = seq.reusable_ids
-        known, partial = self._prefix.match(ids)
-        held = list(known)
-        if partial is not None:
-            self._pool.release(partial[0], keep=True)
-        chain = store.find(ids, len(known), prefill_token_s=self._rate.token_s)
-        in_memory = len(known) * BLOCK_SIZE + (0 if partial is None else partial[1])
-        if len(known) * BLOCK_SIZE + chain.tokens > in_memory:
+        known = self._prefix.match(ids)
+        held, start = known.blocks[known.first :], len(known.blocks) * BLOCK_SIZE
+        if known.partial is not None:
+            self._pool.release(known.partial[0], keep=True)
+        chain = store.find(
+            ids,
+            len(known.blocks),
+            prefill_token_s=self._rate.token_s,
+            last_blocks=blocks_behind(self._window),
+        )
+        in_memory = start + (0 if known.partial is None else known.partial[1])
+        if start + chain.tokens > in_memory:
             started = time.perf_counter()
-            self._promote(chain, ids, held)
-            seq.restored_tokens = len(known) * BLOCK_SIZE + chain.tokens - in_memory
+            self._promote(chain, ids, known, held)
+            seq.restored_tokens = start + chain.tokens - in_memory
             seq.loaded_bytes = chain.nbytes
             seq.loaded_s = chain.seconds + time.perf_counter() - started
         for block in reversed(held):
@@ -75,6 +88,9 @@ class DiskTier:
 
     def save(self, seq: Sequence) -> None:
         """Offer the blocks of a sequence that are complete by now, and the end of its prompt once that is computed."""
+        if self._patience_s and first_visible(seq.num_computed, self._window):
+            wait([self._pending], self._patience_s)
+            self._patience_s = 0.0
         store = self._store()
         if store is None or not seq.block_table:
             return
@@ -111,20 +127,29 @@ class DiskTier:
         store = self._pending.result()
         return store if store.enabled else None
 
-    def _promote(self, chain: Chain, ids: list[int], held: list[int]) -> None:
-        """Copy a verified chain into blocks, which join those held by the caller."""
+    def _promote(self, chain: Chain, ids: list[int], known: PrefixMatch, held: list[int]) -> None:
+        """Copy a verified chain into blocks, which join those held by the caller, and let go of those that what comes
+        after the chain does not see."""
+        start = len(known.blocks) * BLOCK_SIZE
+        first = first_visible(start + chain.tokens, self._window)
+        while held and first > len(known.blocks) - len(held):
+            self._pool.release(held.pop(0), keep=True)
+        parent = known.keys[-1]
+        for _ in range(chain.passed):
+            parent = block_key(parent, ids[start : start + BLOCK_SIZE])
+            start += BLOCK_SIZE
         for entry in chain.entries:
             block = self._pool.allocate()
             if block is None:
                 return
-            start = len(held) * BLOCK_SIZE
             self._cache.write(block, entry.tokens, entry.payload)
-            self._prefix.insert(block, held[-1] if held else None, ids[start : start + entry.tokens])
+            parent = self._prefix.insert(block, parent, ids[start : start + entry.tokens])
             held.append(block)
+            start += entry.tokens
 
     def _offer(self, store: PrefixStore, seq: Sequence, parent: bytes, index: int, length: int) -> bytes:
         ids = seq.token_ids[index * BLOCK_SIZE : index * BLOCK_SIZE + length]
         key = store.key(parent, ids)
-        if store.needs(key, length):
+        if index >= seq.first_block and store.needs(key, length):
             store.offer(parent, ids, self._cache.read(seq.block_table[index], length))
         return key

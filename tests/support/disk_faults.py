@@ -31,7 +31,7 @@ from infer.runtime.kvcache.disk import admin, eviction, folder, label, publish, 
 MODULES = (eviction, folder, label, publish, reader, writer)
 CALLS = {
     *("open", "close", "read", "readv", "pread", "write", "ftruncate", "dup", "fstat", "stat", "fstatvfs"),
-    *("link", "unlink", "rename", "mkdir", "fchmod", "scandir", "utime"),
+    *("link", "unlink", "rename", "mkdir", "fchmod", "scandir", "listdir", "utime"),
 }
 # With strace: calls on the model's folder and names in it, and calls on any descriptor.
 FOLDER_CALLS = ("openat", "newfstatat", "linkat", "unlinkat", "getdents64", "utimensat")
@@ -44,14 +44,16 @@ class CountingOs:
 
     def __init__(self, number: int, act: Callable[[str], None], *, onwards: bool = False) -> None:
         self.count = 0
+        self.act = act
         self._number = number
-        self._act = act
         self._onwards = onwards
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(os, name)
-        if name not in CALLS:
-            return real
+        return self.wrapped(name, real) if name in CALLS else real
+
+    def wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        """A call that counts."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self.count += 1
@@ -59,7 +61,7 @@ class CountingOs:
             if name == "close":
                 real(*args)  # a close that fails has closed nevertheless
             if due:
-                self._act(name)
+                self.act(name)
             return None if name == "close" else real(*args, **kwargs)
 
         return call

@@ -60,11 +60,13 @@ class ChainEntry:
 class Chain:
     """Entries that continue a prompt, in order; all but the last hold 64 tokens.
 
-    tokens: how many of them to take as computed. The last entry may hold one more: the prompt's last token is
-    always computed, for its logits. nbytes of payload were read in `seconds`.
+    passed: full blocks before them that were verified too, and not kept. tokens: how many of all these to take as
+    computed. The last entry may hold one more: the prompt's last token is always computed, for its logits. nbytes of
+    payload were read in `seconds`.
     """
 
     entries: tuple[ChainEntry, ...] = ()
+    passed: int = 0
     tokens: int = 0
     nbytes: int = 0
     seconds: float = 0.0
@@ -124,11 +126,18 @@ class PrefixStore:
         return block_key(parent, ids)
 
     def find(
-        self, ids: Sequence[int], have_blocks: int = 0, *, prefill_token_s: float | None = None
+        self,
+        ids: Sequence[int],
+        have_blocks: int = 0,
+        *,
+        prefill_token_s: float | None = None,
+        last_blocks: int | None = None,
     ) -> Chain:
         """The longest chain on disk that continues ids[: have_blocks × 64], verified as a whole.
 
         prefill_token_s: seconds to compute one token; as soon as loading turns out to be slower than that, it stops.
+        last_blocks: how many to keep of the full blocks before the one where the prompt goes on; those further back
+        are verified and let go. None for all.
         """
         folder = self._folder
         room = len(ids) - 1 - have_blocks * BLOCK_TOKENS
@@ -140,9 +149,8 @@ class PrefixStore:
             parent = block_key(parent, ids[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS])
         rest = ids[have_blocks * BLOCK_TOKENS :]
         try:
-            full, complete = self._load(
-                folder, self._full_blocks(folder, parent, rest), started, prefill_token_s
-            )
+            row = self._full_blocks(folder, parent, rest, last_blocks)
+            full, complete = self._load(folder, row, started, prefill_token_s, last_blocks)
             if full:
                 parent = full[-1].key
             rest = rest[len(full) * BLOCK_TOKENS :]
@@ -153,7 +161,9 @@ class PrefixStore:
         tokens = min(room, sum(entry.tokens for entry in entries))
         if not entries:
             return Chain()
-        return self._found(entries, tokens, time.perf_counter() - started)
+        whole = min(len(full), room // BLOCK_TOKENS)
+        passed = 0 if last_blocks is None else max(0, whole - last_blocks)
+        return self._found(entries, passed, tokens, time.perf_counter() - started)
 
     def needs(self, key: bytes, tokens: int) -> bool:
         """Whether offering that entry makes sense: it was neither found nor offered in this run, and would be taken."""
@@ -214,27 +224,33 @@ class PrefixStore:
             close_quietly(version)
         return None
 
-    def _full_blocks(self, folder: StoreFolder, parent: bytes, ids: Sequence[int]) -> list[Wanted]:
+    def _full_blocks(
+        self, folder: StoreFolder, parent: bytes, ids: Sequence[int], last: int | None
+    ) -> list[Wanted]:
         """The unbroken row of full blocks that seem to be there."""
         size = BLOCK_TOKENS * self._bytes_per_token
         found: list[Wanted] = []
         for start in range(0, len(ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             key = block_key(parent, ids[start : start + BLOCK_TOKENS])
             wanted = Wanted(key, parent, BLOCK_TOKENS, size)
-            if (len(found) + 1) * size > self._config.load_bytes or not reader.exists(folder.model, wanted):
+            kept = len(found) + 1 if last is None else min(len(found) + 1, last)
+            if kept * size > self._config.load_bytes or not reader.exists(folder.model, wanted):
                 break
             found.append(wanted)
             parent = key
         return found
 
     def _load(
-        self, folder: StoreFolder, row: list[Wanted], started: float, token_s: float | None
+        self, folder: StoreFolder, row: list[Wanted], started: float, token_s: float | None, last: int | None
     ) -> tuple[list[ChainEntry], bool]:
-        """The verified beginning of the row; False when loading was given up for being slow."""
+        """The verified beginning of the row, of which the `last` blocks and one more (None: all) have payloads that
+        are valid; False when loading was given up for being slow."""
         if not row:
             return [], True
         size = row[0].size
-        buffer = np.empty(len(row) * size, dtype=np.uint8)
+        # At most _AHEAD are being read beyond the last one verified: what they overwrite is no longer wanted.
+        places = len(row) if last is None else min(len(row), last + 1 + _AHEAD)
+        buffer = np.empty(places * size, dtype=np.uint8)
         if len(row) == 1:
             only = ChainEntry(row[0].key, row[0].parent, row[0].tokens, buffer)
             return ([only] if self._read(folder, row[0], buffer) is Outcome.VERIFIED else []), True
@@ -243,7 +259,8 @@ class PrefixStore:
         with ThreadPoolExecutor(_READERS, thread_name_prefix="kv-reader") as pool:
             for place in range(len(row) + _AHEAD):
                 if place < len(row):
-                    part = buffer[place * size : (place + 1) * size]
+                    at = place % places * size
+                    part = buffer[at : at + size]
                     future = pool.submit(self._read, folder, row[place], part)
                     pending.append((row[place], part, future))
                 if not pending or place < min(_AHEAD, len(row)) - 1:
@@ -278,7 +295,7 @@ class PrefixStore:
             self.stats.damaged_entries += 1
         return outcome
 
-    def _found(self, entries: tuple[ChainEntry, ...], tokens: int, seconds: float) -> Chain:
+    def _found(self, entries: tuple[ChainEntry, ...], passed: int, tokens: int, seconds: float) -> Chain:
         nbytes = sum(entry.payload.nbytes for entry in entries)
         self.stats.loaded_entries += len(entries)
         self.stats.loaded_tokens += tokens
@@ -288,7 +305,7 @@ class PrefixStore:
             self._known.add(entry.key)
         if self._writer is not None:
             self._writer.touch(tuple(entry.name for entry in entries))
-        return Chain(entries, tokens, nbytes, seconds)
+        return Chain(entries[passed:], passed, tokens, nbytes, seconds)
 
 
 class _Once:
