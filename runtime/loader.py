@@ -99,7 +99,7 @@ def load_model(
                 f"{path}: the weights do not fit the memory of {device}; use --device cpu"
             ) from None
         loader.finish()
-        files = sorted({tensor.file for tensor in checkpoint.tensors.values()})
+        files = checkpoint.files
         engine = build_engine(
             model,
             kernel,

@@ -77,7 +77,8 @@ class WeightLoader:
         self._advance(tensor)
         if not isinstance(values, torch.Tensor):
             raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name} is not a plain vector")
-        return values.reshape(length).to(device=self._kernel.device, dtype=torch.float32)
+        found = values.reshape(length).to(device=self._kernel.device, dtype=torch.float32)
+        return found + tensor.shift if tensor.shift else found
 
     def linear(self, name: str, rows: int, columns: int) -> Linear:
         """`name`.weight and, where the file has it, `name`.bias."""
