@@ -12,7 +12,6 @@ from infer.runtime.checkpoint.files import ModelFile
 from infer.runtime.checkpoint.printable import shown, shown_path
 from infer.runtime.errors import CheckpointError
 
-_MOST_DIGITS = 40
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -41,7 +40,6 @@ def parse_object(data: bytes, where: str) -> dict[str, object]:
             object_pairs_hook=_unique,
             parse_constant=_refuse,
             parse_float=_finite,
-            parse_int=_integer,
         )
         if _SURROGATE.search(data):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -71,11 +69,5 @@ def _refuse(name: str) -> object:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"the number {text[:_MOST_DIGITS]} is out of range")
+        raise ValueError(f"the number {text[:40]} is out of range")
     return value
-
-
-def _integer(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
-        raise ValueError(f"a number has {len(text)} digits")
-    return int(text)
