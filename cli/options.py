@@ -114,7 +114,7 @@ class EngineOptions(SourceOptions, CacheOptions):
         int | None, typer.Option("--threads", metavar="N", help="CPU threads. [default: physical cores]")
     ] = None
     quant: Annotated[
-        str | None, typer.Option("--quant", help="Quantize float weights on load: int8 or int4.")
+        str | None, typer.Option("--quant", help="Quantize float weights on load: int8, int4 or nf4.")
     ] = None
     kernel: Annotated[
         str,

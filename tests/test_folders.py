@@ -37,7 +37,9 @@ THETA = {"rope_theta": 10000.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"num_hidden_layers": 2}),
     "llama, biased": ("llama", {"num_hidden_layers": 1, "attention_bias": True, "mlp_bias": True, "head_dim": 32}),
-    "llama, linear": ("llama", {"num_hidden_layers": 2, "rope_parameters": {**THETA, "rope_type": "linear", "factor": 4.0}}),
+    "llama, linear": ("llama", {
+        "num_hidden_layers": 2, "rope_parameters": {**THETA, "rope_type": "linear", "factor": 4.0},
+    }),
     "llama, llama3": ("llama", {"num_hidden_layers": 2, "tie_word_embeddings": True, "rope_parameters": {
         **THETA, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
@@ -78,7 +80,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "olmo2": ("olmo2", {"num_hidden_layers": 2}),
     "olmo3": ("olmo3", {"num_hidden_layers": 4, "sliding_window": WINDOW, "rope_parameters": {
-        "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 64},
+        "full_attention": {
+            "rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 64,
+        },
         "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
     }}),
     "granite": ("granite", {
@@ -195,11 +199,14 @@ def test_older_spellings_of_the_rope_mean_the_same(written: Written, opened: Ope
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_runs_as_it_is(written: Written, opened: Open, dtype: torch.dtype) -> None:
+    from transformers import AutoModelForCausalLM
+
     for case in ("gemma2", "phi3"):
-        path, theirs = written(case, dtype)  # its own weights are rounded now
+        path, _ = written(case, dtype)
         ids = _prompt(60)
+        theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
         with torch.inference_mode():
-            wanted = theirs.float()(torch.tensor([ids])).logits[0]
+            wanted = theirs(torch.tensor([ids])).logits[0]
         for kernel in ("float32", "native"):
             model = opened(path, kernel=kernel, kv_type="f32")
             found = _logits(model, ids, [50, *[1] * 10])
@@ -275,7 +282,7 @@ def test_chunks_company_and_a_cache_hit_change_no_bit(
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is '1000000000', expected an integer from 1 to 4096"),
         ({"num_hidden_layers": 10**300}, "num_hidden_layers is '1000"),
         ({"num_hidden_layers": 2.0}, "num_hidden_layers is '2.0'"),
-        ({"num_hidden_layers": 3}, "blk.2.attn_q.weight is missing"),
+        ({"num_hidden_layers": 3}, "blk.2.attn_norm.weight is missing"),
         ({"num_hidden_layers": 1}, "unexpected tensors blk.1"),
         ({"hidden_size": 128}, "has shape"),
         ({"hidden_size": -1}, "hidden_size is '-1'"),
@@ -285,9 +292,9 @@ def test_chunks_company_and_a_cache_hit_change_no_bit(
         ({"rms_norm_eps": True}, "rms_norm_eps is 'True'"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; this version runs silu only"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', expected true or false"),
-        ({"attention_bias": True}, "attn_q.bias, which config.json announces, is missing"),
+        ({"attention_bias": True}, "attn_k.bias, which config.json announces, is missing"),
         ({"new_gate": 3}, "'new_gate' is not known to this version of infer"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported; supported: default, linear"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported; supported: "),
         ({"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 0}, "max_position_embeddings is '0'"),
         ({"rope_parameters": {"rope_theta": 0}}, "rope_theta is '0', expected a number above 1"),
         ({"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1]}}, "'mrope_section' is not known"),
@@ -302,7 +309,7 @@ def test_chunks_company_and_a_cache_hit_change_no_bit(
         ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 7, "long_factor": [1.0] * 8}},
          "rope_factors_short.weight has shape"),
         ({"partial_rotary_factor": 0.01}, "partial_rotary_factor 0.01 rotates 0 of 16"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method is 'gptq'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method is 'gptq'; this version reads bitsandbytes"),
     ],
 )  # fmt: skip
 def test_a_config_that_cannot_run_is_one_line(copied: Any, changes: dict[str, Any], message: str) -> None:
@@ -320,7 +327,7 @@ def test_a_config_that_cannot_run_is_one_line(copied: Any, changes: dict[str, An
         ("gemma3", {"sliding_window": 0.5}, "sliding_window is '0.5'"),
         ("smollm3", {"no_rope_layers": [1, 1, 0, 1]}, "no_rope_layers differs from every fourth layer"),
         ("granite", {"residual_multiplier": 1e-30}, "residual_scale is"),
-        ("qwen2", {"attention_bias": False, "model_type": "qwen3", "architectures": None}, "config.json says that there is no bias"),
+        ("qwen2", {"model_type": "qwen3", "architectures": None}, "config.json says that there is no bias"),
     ],
 )  # fmt: skip
 def test_what_a_family_cannot_run_is_one_line(
@@ -336,7 +343,9 @@ def test_bad_json_is_one_line(copied: Any) -> None:
     for text, message in {
         whole.replace("10000.0", "NaN"): "NaN is not a number of JSON",
         whole.replace("10000.0", "1e999"): "out of range",
-        whole.replace('"hidden_size": 64', '"hidden_size": 64, "hidden_size": 32'): "'hidden_size' is there twice",
+        whole.replace(
+            '"hidden_size": 64', '"hidden_size": 64, "hidden_size": 32'
+        ): "'hidden_size' is there twice",
         '{"a":' * 100_000: "nested too deeply",
         "": "is no valid JSON",
         "[]": "holds list, not a JSON object",
@@ -349,7 +358,10 @@ def test_bad_json_is_one_line(copied: Any) -> None:
 
 def test_code_that_transformers_has_itself_is_not_needed(copied: Any, opened: Open) -> None:
     """Phi 3's repositories name their own classes, from before transformers knew them; the files are never read."""
-    folder = copied("phi3", auto_map={"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "x.Phi3ForCausalLM"})
+    folder = copied(
+        "phi3",
+        auto_map={"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "x.Phi3ForCausalLM"},
+    )
     (folder / "configuration_phi3.py").write_text("raise SystemExit('run')")
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x02.")
     assert opened(folder).config.architecture == "phi3"
@@ -408,7 +420,10 @@ def test_the_models_settings_are_the_defaults(copied: Any, opened: Open) -> None
 def test_the_fingerprint_follows_every_file(copied: Any, opened: Open) -> None:
     folder = copied()
     seen = {opened(folder).fingerprint}
-    for name, old, new in [("config.json", "1e-06", "1e-05"), ("tokenizer.json", '"single_word": true', '"single_word": false')]:
+    for name, old, new in [
+        ("config.json", "1e-06", "1e-05"),
+        ("tokenizer.json", '"single_word": true', '"single_word": false'),
+    ]:
         path = folder / name
         path.write_text(path.read_text().replace(old, new) + " ")
         seen.add(opened(folder).fingerprint)
@@ -425,7 +440,7 @@ def _experts(count: int, **changes: Any) -> dict[str, RawTensor]:
 
 def test_experts_become_one_tensor() -> None:
     family = Family("llama", "Llama", stacks={"up_proj": "ffn_up_exps"})
-    config = Translated({}, {}, frozenset(), tied=True)
+    config = Translated({"llama.vocab_size": 512}, {}, frozenset(), tied=True)
     stored = _experts(12)
     tensors, parts = renamed(stored, family, config)
     stacked = tensors["blk.0.ffn_up_exps.weight"]
@@ -455,7 +470,9 @@ def test_the_commands_take_a_folder(copied: Any, tmp_path: Path) -> None:
     assert (facts["vocab_size"], facts["tokenizer"]) == (512, "tokenizer.json")
     ids = _infer(home, "tokenize", "-m", folder, "the quick <|im_end|>").stdout.split()
     assert len(ids) > 3
-    run = _infer(home, "run", "-m", folder, "--raw", "-n", "5", "--temp", "0", "--json", "--ctx", "128", "the quick")
+    run = _infer(
+        home, "run", "-m", folder, "--raw", "-n", "5", "--temp", "0", "--json", "--ctx", "128", "the quick"
+    )
     answer = json.loads(run.stdout)
     assert answer["usage"]["completion_tokens"] == 5
     assert answer["model"]["fingerprint"] == facts["fingerprint"]

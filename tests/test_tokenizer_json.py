@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import tokenizers
 from hf_folders import BOS, EOS, byte_level_tokenizer, edit_json
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tiny_models import CORPUS
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from infer.runtime.checkpoint.folder.texts import read_texts
 from infer.runtime.errors import InferError, TokenizerError
@@ -22,8 +22,10 @@ from infer.runtime.tokenizer.load import load_chat_template, load_tokenizer
 
 STRESS = [
     "", " ", "  ", "\n", "\n\n\n", "\t\t x", " leading", "trailing ", "a  b   c    d", CORPUS, "naïve café Ωmega",
-    "日本語のテキスト と English", "👩‍👩‍👧‍👦 emoji 🏳️‍🌈", "\x00\x01\x7f", "e\u0301 vs é", "١٢٣ 456 ７８９", "don't I'LL we've",
-    "x" * 500, "<|endoftext|>", "a<|im_end|>b", "<|tool|>", " <|tool|> ", "<|im_start|>user\nhi<|im_end|>\n", "<s>", "</s>x",
+    "日本語のテキスト と English", "👩‍👩‍👧‍👦 emoji 🏳️‍🌈", "\x00\x01\x7f", "e\u0301 vs é", "١٢٣ 456 ７８９",
+    "don't I'LL we've",
+    "x" * 500, "<|endoftext|>", "a<|im_end|>b", "<|tool|>", " <|tool|> ", "<|im_start|>user\nhi<|im_end|>\n", "<s>",
+    "</s>x",
     "▁▁a▁b", "<0x41>", "\r\n\r\nline", "def f(x):\n    return x\n", "\ufeffbom", "\u202eevil", "A" + "\u0300" * 50,
 ]  # fmt: skip
 
@@ -31,7 +33,9 @@ STRESS = [
 def sentencepiece_like(scheme: str | None) -> tokenizers.Tokenizer:
     """Llama 2's pipeline. scheme: of a Metaspace pre-tokenizer; None: the older one, by its normalizer."""
     control = ["<unk>", "<s>", "</s>"]
-    vocab = {piece: number for number, piece in enumerate([*control, *(f"<0x{byte:02X}>" for byte in range(256))])}
+    vocab = {
+        piece: number for number, piece in enumerate([*control, *(f"<0x{byte:02X}>" for byte in range(256))])
+    }
     merges: list[tuple[str, str]] = []
 
     def add(piece: str) -> None:
@@ -61,7 +65,9 @@ def sentencepiece_like(scheme: str | None) -> tokenizers.Tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
     tokenizer.add_special_tokens(control)
     tokenizer.add_special_tokens([AddedToken("<|user|>", rstrip=True), AddedToken("<|left|>", lstrip=True)])
-    tokenizer.add_tokens([AddedToken("quick", single_word=True, normalized=True), AddedToken("\n\n", normalized=False)])
+    tokenizer.add_tokens(
+        [AddedToken("quick", single_word=True, normalized=True), AddedToken("\n\n", normalized=False)]
+    )
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return tokenizer
 
@@ -123,7 +129,9 @@ def test_a_chat_gives_the_ids_of_its_text(tmp_path: Path) -> None:
         ours = load_tokenizer(metadata)
         chat = load_chat_template(metadata, ours)
         assert chat is not None
-        segments = chat.render([{"role": "user", "content": " The quick  fox "}, {"role": "user", "content": "talk"}])
+        segments = chat.render(
+            [{"role": "user", "content": " The quick  fox "}, {"role": "user", "content": "talk"}]
+        )
         text = "".join(segment.text for segment in segments)
         assert text.startswith("<s><|user|>\n The quick")
         found = ours.encode_parts((segment.text, segment.special) for segment in segments)
@@ -174,8 +182,8 @@ def broken(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "is not two tokens": {"model": {**model, "merges": ["abc"]}},
         "do not fit its vocabulary": {"model": {**model, "merges": [["a", "zzz"]]}},
         "has a dropout": {"model": {**model, "dropout": 0.5}},
-        "its normalizer is of type 'Precompiled'": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
-        "its pre_tokenizer is of type 'Evil'": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Evil"}]}},
+        "normalizer is of type 'Precompiled'": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "A"}},
+        "tokenizer is of type 'Evil'": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Evil"}]}},
         "no tokenizer comes of it": {"pre_tokenizer": step},
         "has no decoder": {"decoder": None},
         "is no list": {"added_tokens": {}},

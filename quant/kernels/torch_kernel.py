@@ -3,8 +3,8 @@
 On the CPU one row goes through torch's int4 kernel and many rows through dequantization to bfloat16 a panel at a
 time (measured on 2 cores at [1536, 576]: int4 36 µs for 1 row against 118 µs; bf16 6 ms for 512 rows against
 29 ms). Codes of 5 to 8 bits are two nibble planes, the upper four bits and the rest, so that both paths
-serve every format whose groups have 32 columns or more. Groups of 16 (Q6_K) and CUDA keep codes by row and
-dequantize in row chunks.
+serve every format whose groups have 32 columns or more. Groups of 16 (Q6_K), tables (NF4) and CUDA keep codes by
+row and dequantize in row chunks.
 
 Scales are rounded to bfloat16 and sums depend on the number of rows: this kernel is not exact.
 """
@@ -63,7 +63,7 @@ class TorchKernel(WeightKernel):
         first = source.decode(0, min(rows, 1))
         if isinstance(first, torch.Tensor):
             return gather_rows(source, self.device)
-        if self._half and first.group >= 32 and columns % first.group == 0:
+        if self._half and first.table is None and first.group >= 32 and columns % first.group == 0:
             return self._pack_nibbles(source, first)
         return gather_rows(source, self.device)
 

@@ -31,7 +31,7 @@ class RawTensor:
     type is the format's own name: F32, F16, BF16, Q4_K, …; nbytes = exact size of the stored data.
     file and offset: where the bytes begin. shift: to be added to every value, where a file stores them less that.
     planes: parts of a matrix that lie apart (codes, scales, …), by what they are; nbytes counts them all, and they are
-    read one by one.
+    read one by one. settings: numbers that go with them.
     """
 
     name: str
@@ -42,6 +42,7 @@ class RawTensor:
     offset: int
     shift: float = 0.0
     planes: Mapping[str, RawTensor] = field(default_factory=dict)
+    settings: Mapping[str, float] = field(default_factory=dict)
 
 
 class Checkpoint(abc.ABC):

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from infer.runtime.checkpoint.base import Checkpoint, RawTensor
+from infer.runtime.checkpoint.folder.bitsandbytes import is_quantized, joined
 from infer.runtime.checkpoint.folder.config import ConfigReader
 from infer.runtime.checkpoint.folder.families import family_of, translate
 from infer.runtime.checkpoint.folder.names import Parts, renamed
@@ -79,10 +80,12 @@ def open_folder(path: Path, names: Sequence[str]) -> FolderCheckpoint:
     values = read_object(path / CONFIG, _MAX_CONFIG)
     config = ConfigReader(values, shown_path(path / CONFIG))
     family = family_of(config)
+    quantized = is_quantized(config)
     translated = translate(config, family)
     with contextlib.ExitStack() as stack:
         shards = open_shards(path, names, stack)
-        tensors, parts = renamed(shards.tensors, family, translated)
+        stored = joined(shards) if quantized else shards.tensors
+        tensors, parts = renamed(stored, family, translated)
         vectors = {name: struct.pack(f"<{len(v)}f", *v) for name, v in translated.factors.items()}
         for name, data in vectors.items():
             tensors[name] = RawTensor(name, (len(data) // 4,), "F32", len(data), path / CONFIG, 0)

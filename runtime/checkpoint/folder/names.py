@@ -60,6 +60,11 @@ def renamed(
         parts[new] = tuple(members[number] for number in sorted(members))
         tensors[new] = _stacked(new, parts[new], max(members) + 1)
     _check_biases(tensors, config)
+    embedding, rows = tensors.get("token_embd.weight"), config.metadata[f"{family.architecture}.vocab_size"]
+    if embedding is not None and embedding.shape[:1] != (rows,):
+        raise CheckpointError(
+            f"{shown_path(embedding.file)}: the embedding has {embedding.shape[0]} rows, config.json says {rows}"
+        )
     if not config.tied and "output.weight" not in tensors and "token_embd.weight" in tensors:
         raise CheckpointError(
             f"{shown_path(tensors['token_embd.weight'].file)}: tensor lm_head.weight is missing, "
