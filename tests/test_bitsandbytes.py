@@ -205,8 +205,14 @@ def written(tmp_path_factory: pytest.TempPathFactory, library: Any) -> Callable[
             model.save_pretrained(folder)
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 shutil.copy(plain / name, folder / name)
-            # the library's own products on a CPU are of bfloat16
-            made[kind] = folder, model if kind == "int8" else model.dequantize()
+            if kind != "int8":  # the library's own products on a CPU are of bfloat16
+                float_model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+                for name, module in model.named_modules():
+                    if state := getattr(getattr(module, "weight", None), "quant_state", None):
+                        weight = library.dequantize_4bit(module.weight.data, state)
+                        float_model.get_submodule(name).weight.data = weight.float()
+                model = float_model
+            made[kind] = folder, model
         return made[kind]
 
     return make
