@@ -16,7 +16,8 @@ class EngineConfig:
     ctx: tokens of context, None for the model's own. kv_type: "auto" (f16 on CPU, bf16 on CUDA), "f16", "bf16", "f32",
     "int8". prefill_chunk: most prompt tokens computed in one step, 0 for all at once. quant: "int8", "int4" or "nf4" to
     quantize float weights on load. kernel: "auto", "native" (compiled, exact), "torch"
-    (inexact), "reference" (slow, exact) or "float32" (dequantized). isa: instruction set of the native kernel.
+    (inexact), "reference" (slow, exact), "float32" (dequantized) or
+    "bnb" (bitsandbytes' own for its formats, inexact). isa: instruction set of the native kernel.
     prefix_cache: reuse KV blocks of earlier prompts in this process. kv_blocks: blocks of 64 positions to hold,
     None for one sequence of full context. cache_dir: folder of the disk cache, None for none. cache_limit: most bytes
     it may take, None for its own default. cache_read_only: reuse what it holds, write and delete nothing.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +17,15 @@ import safetensors.torch
 import torch
 from hf_folders import write_folder
 
-from infer.quant.base import QuantizedTensor, get_format
+from infer.quant.base import PlanarFormat, QuantizedTensor, get_format
 from infer.quant.bnb import TABLES, quantize_table, table_of
 from infer.quant.kernels import native, reference
 from infer.quant.kernels.base import WeightSource, create_kernel
 from infer.runtime.batch import build_batch
+from infer.runtime.checkpoint.folder.bitsandbytes import joined
+from infer.runtime.checkpoint.folder.shards import open_shards
 from infer.runtime.config import EngineConfig
-from infer.runtime.errors import InferError
+from infer.runtime.errors import InferError, UsageError
 from infer.runtime.loader import LoadedModel, load_model
 from infer.runtime.request import Request, Sequence
 from infer.samplers.params import SamplingParams
@@ -43,21 +47,24 @@ def library() -> Any:
     patch.undo()
 
 
-def stored(library: Any, weight: torch.Tensor, kind: str, nested: bool, block: int = 64) -> dict[str, torch.Tensor]:
+def stored(
+    library: Any, weight: torch.Tensor, kind: str, nested: bool, block: int = 64
+) -> dict[str, torch.Tensor]:
     """The tensors that transformers writes for a weight called X.weight."""
     if kind == "int8":
         codes, scb, _ = library.int8_vectorwise_quant(weight.half())
         return {"X.weight": codes, "X.SCB": scb, "X.weight_format": torch.tensor(0, dtype=torch.uint8)}
-    packed, state = library.quantize_4bit(weight, quant_type=kind, blocksize=block, compress_statistics=nested)
-    return {"X.weight": packed, **{f"X.weight.{key}": value for key, value in state.as_dict(packed=True).items()}}
+    packed, state = library.quantize_4bit(
+        weight, quant_type=kind, blocksize=block, compress_statistics=nested
+    )
+    return {
+        "X.weight": packed,
+        **{f"X.weight.{key}": value for key, value in state.as_dict(packed=True).items()},
+    }
 
 
 def source_of(folder: Path, tensors: dict[str, torch.Tensor]) -> WeightSource:
     """The weight as a kernel gets it, by way of a file."""
-    from infer.runtime.checkpoint.folder.bitsandbytes import joined
-    from infer.runtime.checkpoint.folder.shards import open_shards
-    from infer.quant.base import PlanarFormat
-
     path = folder / "model.safetensors"
     safetensors.torch.save_file(tensors, path)
     with contextlib.ExitStack() as stack:
@@ -93,14 +100,19 @@ def generic_dequantize(library: Any, packed: torch.Tensor, state: Any) -> torch.
 def test_four_bits_dequantize_to_the_same_bits(
     library: Any, tmp_path: Path, kind: str, nested: bool, block: int, columns: int
 ) -> None:
-    weight = torch.randn((50 if columns == 64 else 64, columns), generator=torch.Generator().manual_seed(columns))
+    weight = torch.randn(
+        (50 if columns == 64 else 64, columns), generator=torch.Generator().manual_seed(columns)
+    )
     tensors = stored(library, weight, kind, nested, block)
     source = source_of(tmp_path, tensors)
     state = library.QuantState.from_dict(
-        {key.removeprefix("X.weight."): value for key, value in tensors.items() if key != "X.weight"}, device="cpu"
+        {key.removeprefix("X.weight."): value for key, value in tensors.items() if key != "X.weight"},
+        device="cpu",
     )
     wanted = generic_dequantize(library, tensors["X.weight"], state)
-    if columns % block == 0:  # else the library's own CPU kernel takes blocks for parts of rows, which they are not
+    if (
+        columns % block == 0
+    ):  # else the library's own CPU kernel takes blocks for parts of rows, which they are not
         assert torch.equal(library.dequantize_4bit(tensors["X.weight"], state), wanted)
     assert torch.equal(source.dequantize(0, source.shape[0]), wanted)
     assert torch.equal(source.dequantize(7, 20), wanted[7:20])
@@ -176,7 +188,9 @@ def test_every_kernel_holds_a_table(name: str) -> None:
     x = torch.randn((3, 128), generator=torch.Generator().manual_seed(5)).to(kernel.dtype)
     wanted = x.float() @ weight.dequantize().T
     assert (kernel.matmul(x, packed).float() - wanted).abs().max() <= 0.02 * wanted.abs().max()
-    assert torch.allclose(kernel.rows(packed, torch.tensor([3, 0])).float(), weight.dequantize()[[3, 0]], rtol=0.01)
+    assert torch.allclose(
+        kernel.rows(packed, torch.tensor([3, 0])).float(), weight.dequantize()[[3, 0]], rtol=0.01
+    )
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +200,9 @@ def written(tmp_path_factory: pytest.TempPathFactory, library: Any) -> Callable[
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     root = tmp_path_factory.mktemp("bnb")
-    plain = write_folder(root / "plain", build_model("phi3", num_hidden_layers=2, hidden_size=128, intermediate_size=192))
+    plain = write_folder(
+        root / "plain", build_model("phi3", num_hidden_layers=2, hidden_size=128, intermediate_size=192)
+    )
     made: dict[str, tuple[Path, Any]] = {}
 
     def make(kind: str) -> tuple[Path, Any]:
@@ -199,7 +215,10 @@ def written(tmp_path_factory: pytest.TempPathFactory, library: Any) -> Callable[
                 "int8": {"load_in_8bit": True, "llm_int8_threshold": 0.0},
             }[kind]
             model = AutoModelForCausalLM.from_pretrained(
-                plain, quantization_config=BitsAndBytesConfig(**settings), device_map="cpu", dtype=torch.float32
+                plain,
+                quantization_config=BitsAndBytesConfig(**settings),
+                device_map="cpu",
+                dtype=torch.float32,
             )
             folder = root / kind
             model.save_pretrained(folder)
@@ -219,7 +238,9 @@ def written(tmp_path_factory: pytest.TempPathFactory, library: Any) -> Callable[
 
 
 def open_folder(path: Path, **settings: Any) -> LoadedModel:
-    config = EngineConfig(**{"device": "cpu", "threads": 1, "ctx": 128, "prefix_cache": False, "kv_type": "f32", **settings})
+    config = EngineConfig(
+        **{"device": "cpu", "threads": 1, "ctx": 128, "prefix_cache": False, "kv_type": "f32", **settings}
+    )
     return load_model(path, config, memo_dir=path)
 
 
@@ -237,7 +258,9 @@ def logits_of(model: LoadedModel, ids: list[int], steps: list[int]) -> torch.Ten
 
 @pytest.mark.parametrize("kernel", ["float32", "native"])
 @pytest.mark.parametrize("kind", ["nf4", "nf4, twice", "fp4, twice"])
-def test_a_checkpoint_of_four_bits_gives_the_logits_of_transformers(written: Any, kind: str, kernel: str) -> None:
+def test_a_checkpoint_of_four_bits_gives_the_logits_of_transformers(
+    written: Any, kind: str, kernel: str
+) -> None:
     if kernel == "native" and not ISAS:
         pytest.skip("the native library was not built here")
     path, theirs = written(kind)
@@ -246,7 +269,9 @@ def test_a_checkpoint_of_four_bits_gives_the_logits_of_transformers(written: Any
         wanted = theirs(torch.tensor([ids])).logits[0]
     found = logits_of(open_folder(path, kernel=kernel), ids, [50, *[1] * 10])
     assert (found - wanted).abs().max() <= 1e-4 * (wanted.max() - wanted.min())
-    assert torch.equal(logits_of(open_folder(path, kernel=kernel), ids, [1] * 60), found) or kernel == "float32"
+    assert (
+        torch.equal(logits_of(open_folder(path, kernel=kernel), ids, [1] * 60), found) or kernel == "float32"
+    )
 
 
 def test_a_checkpoint_of_int8_runs_on_the_dequantized_weights(written: Any) -> None:
@@ -265,22 +290,21 @@ def test_a_checkpoint_of_int8_runs_on_the_dequantized_weights(written: Any) -> N
 
 def test_what_runs_is_shown(written: Any) -> None:
     model = open_folder(written("nf4, twice")[0])
-    assert model.quantization.startswith("F32") and "NF4" in model.quantization  # noqa: PT018
+    assert model.quantization.startswith("F32") and "NF4" in model.quantization
     model.close()
 
 
 def test_no_part_of_it_needs_the_library(written: Any) -> None:
     """The files are read without bitsandbytes."""
-    import subprocess
-    import sys
-
     code = (
         "import sys; sys.modules['bitsandbytes'] = None; from pathlib import Path\n"
         "from infer.runtime.config import EngineConfig; from infer.runtime.loader import load_model\n"
         "path = Path(sys.argv[1]); model = load_model(path, EngineConfig(device='cpu', ctx=64), memo_dir=path)\n"
         "print(model.quantization)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(written("nf4")[0])], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(written("nf4")[0])], capture_output=True, text=True, check=True
+    )
     assert "NF4" in done.stdout
 
 
@@ -318,7 +342,9 @@ def _drop(tensors: dict[str, torch.Tensor], end: str) -> None:
         ("int8", lambda t: t.update({"X.weight": t["X.weight"].flatten()}), "is no int8 matrix"),
     ],
 )  # fmt: skip
-def test_parts_that_do_not_fit_are_one_line(library: Any, tmp_path: Path, kind: str, change: Any, message: str) -> None:
+def test_parts_that_do_not_fit_are_one_line(
+    library: Any, tmp_path: Path, kind: str, change: Any, message: str
+) -> None:
     tensors = stored(library, torch.randn(64, 64), kind, nested=True)
     change(tensors)
     with pytest.raises((InferError, ValueError), match=message) as caught:
@@ -333,3 +359,41 @@ def test_quantize_on_load_to_nf4_is_exact_in_company(written: Any) -> None:
     ids = [11 * number % 500 for number in range(40)]
     whole, steps = (logits_of(open_folder(path, quant="nf4"), ids, s) for s in ([40], [1, 7, 32]))
     assert torch.equal(whole, steps)
+
+
+@pytest.mark.parametrize("kind", ["nf4, twice", "fp4, twice", "int8"])
+def test_the_librarys_own_kernels_agree_within_their_precision(written: Any, kind: str) -> None:
+    path, theirs = written(kind)
+    ids = [7 * number % 500 for number in range(40)]
+    with torch.inference_mode():
+        wanted = theirs(torch.tensor([ids])).logits[0]
+    model = open_folder(path, kernel="bnb")
+    assert (model.kernel, model.exact) == ("bnb", False)
+    found = logits_of(model, ids, [30, *[1] * 10])
+    assert (found - wanted).abs().mean() <= 0.02 * (wanted.max() - wanted.min())
+
+
+def test_the_librarys_kernels_hold_what_was_rounded_on_load(written: Any) -> None:
+    path = written("nf4")[0].parent / "plain"
+    ids = [7 * number % 500 for number in range(40)]
+    found, wanted = (
+        logits_of(open_folder(path, kernel=k, quant="nf4"), ids, [40]) for k in ("bnb", "float32")
+    )
+    assert (found - wanted).abs().mean() <= 0.02 * (wanted.max() - wanted.min())
+
+
+def test_without_the_library_its_kernels_are_one_line(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(UsageError, match="--kernel bnb: bitsandbytes cannot be imported here: "):
+        open_folder(written("nf4")[0], kernel="bnb")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["torch", "bnb"])
+@pytest.mark.parametrize("kind", ["nf4, twice", "fp4, twice", "int8"])
+def test_the_checkpoints_run_on_cuda(written: Any, kind: str, kernel: str) -> None:
+    path, _ = written(kind)
+    ids = [7 * number % 500 for number in range(40)]
+    wanted = logits_of(open_folder(path, kernel="float32"), ids, [40])
+    found = logits_of(open_folder(path, kernel=kernel, device="cuda", kv_type="bf16"), ids, [40]).cpu()
+    assert (found - wanted).abs().mean() <= 0.02 * (wanted.max() - wanted.min())

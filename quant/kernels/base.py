@@ -2,7 +2,8 @@
 
 A kernel owns the in-memory layout of a weight matrix: `pack` turns what a file holds into it, once, row chunk by
 row chunk; `matmul` and `rows` read it. `native` is the library under `cpu/`; `torch` serves where that is absent
-and on CUDA; `reference` has the native semantics in plain torch, slow and exact; `float32` dequantizes everything.
+and on CUDA; `reference` has the native semantics in plain torch, slow and exact; `float32` dequantizes
+everything; `bnb` leaves bitsandbytes' formats to that library.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from infer.quant.bnb import BLOCK, quantize_table
 from infer.quant.rtn import quantize_rtn
 
 #: name → module of this package with a `create(device, threads, isa)` function
-KERNELS = {"native": "native", "torch": "torch_kernel", "reference": "reference", "float32": "float32"}
+KERNELS = {
+    "native": "native", "torch": "torch_kernel", "reference": "reference", "float32": "float32",
+    "bnb": "bnb_kernel",
+}  # fmt: skip
 
 CHUNK_BYTES = 4 << 20  # stored bytes read and decoded at a time
 
