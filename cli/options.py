@@ -71,7 +71,7 @@ class SourceOptions(Options):
             "-m",
             "--model",
             metavar="MODEL",
-            help="A .gguf path, a catalog name (see `infer ls`) or hf:org/repo[:file].",
+            help="A .gguf path, a safetensors folder, a catalog name (see `infer ls`) or hf:org/repo[:file].",
             autocompletion=complete_model,
         ),
     ] = None
@@ -120,7 +120,8 @@ class EngineOptions(SourceOptions, CacheOptions):
         str,
         typer.Option(
             "--kernel",
-            help="auto, native (compiled, exact), torch (inexact), reference (slow, exact) or float32 (dequantized).",
+            help="auto, native (compiled, exact), torch (inexact), reference (slow, exact), float32 (dequantized) "
+            "or bnb (bitsandbytes' own).",
         ),
     ] = "auto"
     isa: Annotated[

@@ -31,7 +31,7 @@ def show(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A .gguf path, a catalog name or hf:org/repo[:file].",
+            help="A .gguf path, a safetensors folder, a catalog name or hf:org/repo[:file].",
             autocompletion=complete_model,
         ),
     ],

@@ -222,3 +222,17 @@ def test_a_cut_file_is_one_line(tmp_path: Path, cut: int) -> None:
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"neither tokenizer\.json nor tokenizer\.model"):
         opened(tmp_path, 512)
+
+
+def test_tokens_without_a_row_in_the_embedding(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Gemma's text models have such tokens, for images; one that ends texts would make the model useless."""
+    theirs = byte_level_tokenizer()
+    theirs.add_special_tokens(["<image>"])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    ours = opened(tmp_path, 512)
+    assert ours.vocab_size == 512
+    assert "no embedding for <image>" in caplog.text
+    assert ours.encode("<image>", special=True) == ours.encode("<image>")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<image>"}))
+    with pytest.raises(TokenizerError, match="the tokenizer has 513 tokens, the model's embedding 512 rows"):
+        opened(tmp_path, 512)

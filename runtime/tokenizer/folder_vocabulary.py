@@ -73,6 +73,12 @@ class FolderFiles:
         for content, number in self._object("added").items():
             if content not in names:
                 _add(found, number, {"content": content}, "added_tokens.json")
+        ends = [self._text("bos_token"), self._text("eos_token")]
+        beyond = [token for token in found.values() if token.id >= self._rows]
+        # Gemma's text models have the tokens of images, without a row in the embedding.
+        if beyond and all(token.special and token.content not in ends for token in beyond):
+            logger.warning("the model has no embedding for %s: such tokens cannot be used", beyond[0].content)
+            return {token_id: token for token_id, token in found.items() if token_id < self._rows}
         return found
 
     def keys(
@@ -137,10 +143,14 @@ class FolderFiles:
 
     def _named(self, key: str, ids: Mapping[str, int]) -> int | None:
         """The id of a token that tokenizer_config.json names, as a text or an object with its content."""
+        value = self._text(key)
+        return None if value is None else ids.get(value)
+
+    def _text(self, key: str) -> str | None:
         value = self._config.get(key)
         if isinstance(value, dict):
             value = value.get("content")
-        return ids.get(value) if isinstance(value, str) else None
+        return value if isinstance(value, str) else None
 
     def _flag(self, key: str, default: bool | None) -> bool | None:
         value = self._config.get(key)

@@ -63,13 +63,9 @@ class ConfigReader:
         return value
 
     def classes(self) -> set[str]:
-        """Every value's text behind its last dot: of `auto_map`, names of classes."""
-        values = [
-            item
-            for value in self._values.values()
-            for item in (value if isinstance(value, list) else [value])
-        ]
-        return {str(value).rpartition(".")[2] for value in values if value is not None}
+        """Of `auto_map`: the classes of configuration and model, without their modules."""
+        named = [value for key, value in self._values.items() if key.startswith(("AutoConfig", "AutoModel"))]
+        return {str(value).rpartition(".")[2] for value in named}
 
     def section(self, key: str) -> ConfigReader | None:
         """The object under `key`, None where there is none."""

@@ -14,16 +14,17 @@ from infer.runtime.errors import CheckpointError, UnsupportedModelError
 
 #: keys that change no logit
 HARMLESS = {
-    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "_sliding_window_pattern", "architectures",
-    "attention_dropout", "attn_implementation", "auto_map", "bos_token_id", "cache_implementation",
-    "chunk_size_feed_forward", "do_sample", "dtype", "early_stopping", "embd_pdrop", "eos_token_id", "finetuning_task",
-    "id2label", "initializer_range", "is_decoder", "keys_to_ignore_at_inference", "label2id", "length_penalty",
-    "max_length", "max_new_tokens", "min_length", "model_type", "name_or_path", "no_repeat_ngram_size", "num_beams",
-    "num_return_sequences", "output_attentions", "output_hidden_states", "pad_token_id", "prefix", "pretraining_tp",
-    "problem_type", "quantization_config", "repetition_penalty", "resid_pdrop", "return_dict",
-    "return_dict_in_generate", "sep_token_id", "task_specific_params", "temperature", "tokenizer_class", "top_k",
-    "top_p", "torch_dtype", "torchscript", "transformers_version", "typical_p", "unk_token_id", "unsloth_fixed",
-    "unsloth_version", "use_bfloat16", "use_cache",
+    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "_sliding_window_pattern",
+    "architectures", "attention_dropout", "attn_implementation", "auto_map", "bos_token_id", "cache_implementation",
+    "chunk_size_feed_forward", "do_sample", "dtype", "early_stopping", "embd_pdrop", "eos_token_id",
+    "finetuning_task", "id2label", "initializer_range", "is_decoder", "is_llama_config",
+    "keys_to_ignore_at_inference", "label2id", "length_penalty", "max_length", "max_new_tokens", "min_length",
+    "model_type", "name_or_path", "no_repeat_ngram_size", "num_beams", "num_return_sequences", "output_attentions",
+    "output_hidden_states", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "quantization_config",
+    "repetition_penalty", "resid_pdrop", "return_dict", "return_dict_in_generate", "sep_token_id",
+    "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
+    "transformers.js_config", "transformers_version", "typical_p", "unk_token_id", "unsloth_fixed", "unsloth_version",
+    "use_bfloat16", "use_cache",
 }  # fmt: skip
 
 LAYER_NAMES: Mapping[str, str] = {
@@ -112,8 +113,10 @@ def translate(config: ConfigReader, family: Family) -> Translated:
     biased.update(_ATTENTION if config.flag("attention_bias", False) else ())
     biased.update(_MLP if config.flag("mlp_bias", False) else ())
     tied = config.flag("tie_word_embeddings", family.tied)
-    config.require("is_encoder_decoder", False)
-    config.require("add_cross_attention", False)
+    for key in ("add_cross_attention", "is_encoder_decoder", "lm_head_bias", "rope_interleaved", "use_mrope"):
+        config.require(key, False)
+    for key in ("full_attn_mod", "interpolate_factor"):
+        config.require(key, 1)
     config.ignore(HARMLESS)
     config.finish()
     metadata = {f"{family.architecture}.{key}": value for key, value in keys.items()}
