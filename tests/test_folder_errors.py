@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hf_folders import CASES, edit_json, write_folder
+from hf_folders import folder_copier, folder_maker
 
 from infer.runtime.checkpoint.base import RawTensor
 from infer.runtime.checkpoint.folder.families import FAMILIES, Family, Translated
@@ -17,6 +18,7 @@ from infer.runtime.checkpoint.open import open_checkpoint
 from infer.runtime.config import EngineConfig
 from infer.runtime.errors import CheckpointError, InferError, UnsupportedModelError
 from infer.runtime.loader import load_model
+from infer.runtime.models.registry import resolve_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Written = Callable[..., tuple[Path, Any]]
@@ -24,32 +26,12 @@ Written = Callable[..., tuple[Path, Any]]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """`written(case, dtype)`: the folder of a case, and the model that transformers made."""
-    from hf_to_gguf import build_model
-
-    root = tmp_path_factory.mktemp("folders")
-    made: dict[tuple[str, Any], tuple[Path, Any]] = {}
-
-    def make(case: str, dtype: Any = None) -> tuple[Path, Any]:
-        if (case, dtype) not in made:
-            kind, options = CASES[case]
-            model = build_model(kind, **options)
-            made[case, dtype] = write_folder(root / str(len(made)), model, dtype=dtype), model
-        return made[case, dtype]
-
-    return make
+    return folder_maker(tmp_path_factory.mktemp("folders"))
 
 
 @pytest.fixture
 def copied(written: Written, tmp_path: Path) -> Callable[..., Path]:
-    """`copied(case, **changes)`: a folder to change, with keys of its config.json changed already."""
-
-    def copy(case: str = "llama", **changes: Any) -> Path:
-        folder = Path(shutil.copytree(written(case)[0], tmp_path / "copy"))
-        edit_json(folder / "config.json", **changes)
-        return folder
-
-    return copy
+    return folder_copier(written, tmp_path / "copy")
 
 
 def _error(path: Path) -> InferError:
@@ -191,6 +173,47 @@ def test_a_file_cut_after_opening_is_an_error(copied: Any) -> None:
         (folder / "model.safetensors").write_bytes(b"")
         with pytest.raises(CheckpointError, match="ended at byte"):
             checkpoint.read_into(tensor, memoryview(buffer))
+
+
+HUB = {
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.3",
+    "use_cache": True,
+    "_name_or_path": "x/y",
+    "head_dim": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "extra"),
+    [
+        ("llama", {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": {}}}),
+        ("qwen2", {"use_mrope": False, "rope_scaling": None, "sliding_window": 32768, "max_window_layers": 21}),
+        ("qwen3", {"head_dim": 32, "attention_bias": False, "sliding_window": None, "max_window_layers": 28}),
+        ("gemma2", {"head_dim": 32, "hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"}),
+        ("gemma3", {"head_dim": 32, "_sliding_window_pattern": 6, "cache_implementation": "hybrid"}),
+        ("phi3", {
+            "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config", "AutoTokenizer": "other/tokenizer"},
+            "interpolate_factor": 1, "full_attn_mod": 1, "lm_head_bias": False, "mlp_bias": False,
+        }),
+        ("smollm3", {"pretraining_tp": 2, "max_window_layers": 28}),
+        ("granite", {"attention_dropout": 0.1, "initializer_range": 0.02}),
+    ],
+)  # fmt: skip
+def test_keys_that_repositories_carry_are_no_obstacle(copied: Any, case: str, extra: dict[str, Any]) -> None:
+    with open_checkpoint(copied(case, **{**HUB, **extra})) as checkpoint:
+        resolve_model(checkpoint)
+
+
+def test_reading_does_not_import_torch_or_numpy(written: Written) -> None:
+    code = (
+        "import sys; from pathlib import Path; from infer.runtime.checkpoint.open import open_checkpoint\n"
+        "from infer.runtime.tokenizer.load import load_tokenizer\n"
+        "with open_checkpoint(Path(sys.argv[1])) as checkpoint: load_tokenizer(checkpoint.metadata)\n"
+        "print({'torch', 'numpy', 'transformers', 'safetensors'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code, str(written("llama")[0])]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def _experts(count: int, **changes: Any) -> dict[str, RawTensor]:

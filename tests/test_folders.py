@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_folders import CASES, WINDOW, edit_json, write_folder
+from hf_folders import CASES, WINDOW, folder_copier, folder_maker, write_folder
 
 from infer.quant.kernels import native
 from infer.runtime.batch import build_batch
@@ -29,20 +29,7 @@ Written = Callable[..., tuple[Path, Any]]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """`written(case, dtype)`: the folder of a case, and the model that transformers made."""
-    from hf_to_gguf import build_model
-
-    root = tmp_path_factory.mktemp("folders")
-    made: dict[tuple[str, Any], tuple[Path, Any]] = {}
-
-    def make(case: str, dtype: Any = None) -> tuple[Path, Any]:
-        if (case, dtype) not in made:
-            kind, options = CASES[case]
-            model = build_model(kind, **options)
-            made[case, dtype] = write_folder(root / str(len(made)), model, dtype=dtype), model
-        return made[case, dtype]
-
-    return make
+    return folder_maker(tmp_path_factory.mktemp("folders"))
 
 
 @pytest.fixture
@@ -63,14 +50,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture
 def copied(written: Written, tmp_path: Path) -> Callable[..., Path]:
-    """`copied(case, **changes)`: a folder to change, with keys of its config.json changed already."""
-
-    def copy(case: str = "llama", **changes: Any) -> Path:
-        folder = Path(shutil.copytree(written(case)[0], tmp_path / "copy"))
-        edit_json(folder / "config.json", **changes)
-        return folder
-
-    return copy
+    return folder_copier(written, tmp_path / "copy")
 
 
 def _prompt(length: int, seed: int = 1) -> tuple[int, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,30 @@ def edit_json(path: Path, **changes: Any) -> None:
         else:
             found[key] = value
     path.write_text(json.dumps(found))
+
+
+def folder_maker(root: Path) -> Callable[..., tuple[Path, Any]]:
+    """`make(case, dtype=None)`: the folder of one of CASES below `root`, written once, and the model in it."""
+    from hf_to_gguf import build_model
+
+    made: dict[tuple[str, Any], tuple[Path, Any]] = {}
+
+    def make(case: str, dtype: Any = None) -> tuple[Path, Any]:
+        if (case, dtype) not in made:
+            kind, options = CASES[case]
+            model = build_model(kind, **options)
+            made[case, dtype] = write_folder(root / str(len(made)), model, dtype=dtype), model
+        return made[case, dtype]
+
+    return make
+
+
+def folder_copier(make: Callable[..., tuple[Path, Any]], target: Path) -> Callable[..., Path]:
+    """`copy(case="llama", **changes)`: a folder to change, with keys of its config.json changed already."""
+
+    def copy(case: str = "llama", **changes: Any) -> Path:
+        folder = Path(shutil.copytree(make(case)[0], target))
+        edit_json(folder / "config.json", **changes)
+        return folder
+
+    return copy

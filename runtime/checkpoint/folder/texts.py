@@ -84,7 +84,7 @@ def _add_templates(texts: Texts, path: Path | None, settings: Mapping[str, objec
 def _add_sampling(texts: Texts, generation: ConfigReader) -> None:
     for key, name in _SAMPLING.items():
         if key in generation:
-            texts.metadata[f"general.sampling.{name}"] = generation.number(key, low=-1e-9)
+            texts.metadata[f"general.sampling.{name}"] = generation.number(key, low=-1.0)
     if "top_k" in generation:
         texts.metadata["general.sampling.top_k"] = generation.integer("top_k", low=0)
     if "do_sample" in generation and not generation.flag("do_sample", True):
