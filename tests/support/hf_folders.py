@@ -108,6 +108,10 @@ def byte_level_tokenizer(vocab: int = 512) -> Tokenizer:
     return tokenizer
 
 
+#: code for a child process: its own peak of memory in KiB (ru_maxrss would also count the parent's)
+PEAK = "def peak(): return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
+
+
 def edit_json(path: Path, **changes: Any) -> None:
     """Set keys of a JSON object; `...` removes one."""
     found = json.loads(path.read_text())
