@@ -311,8 +311,7 @@ def _weights_of(path: str) -> str:
     try:
         with render.progress("hashing") as bar:
             with open_checkpoint(Path(path)) as checkpoint:
-                tensors = checkpoint.tensors.values()
-                files = list(dict.fromkeys([Path(path), *(tensor.file for tensor in tensors)]))
+                files = checkpoint.files
             return fingerprint(files, data_dirs().cache, progress=lambda done, total, _: bar(done, total))
     except InferError:
         return ""

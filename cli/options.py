@@ -71,7 +71,7 @@ class SourceOptions(Options):
             "-m",
             "--model",
             metavar="MODEL",
-            help="A .gguf path, a catalog name (see `infer ls`) or hf:org/repo[:file].",
+            help="A .gguf path, a safetensors folder, a catalog name (see `infer ls`) or hf:org/repo[:file].",
             autocompletion=complete_model,
         ),
     ] = None
@@ -114,13 +114,14 @@ class EngineOptions(SourceOptions, CacheOptions):
         int | None, typer.Option("--threads", metavar="N", help="CPU threads. [default: physical cores]")
     ] = None
     quant: Annotated[
-        str | None, typer.Option("--quant", help="Quantize float weights on load: int8 or int4.")
+        str | None, typer.Option("--quant", help="Quantize float weights on load: int8, int4 or nf4.")
     ] = None
     kernel: Annotated[
         str,
         typer.Option(
             "--kernel",
-            help="auto, native (compiled, exact), torch (inexact), reference (slow, exact) or float32 (dequantized).",
+            help="auto, native (compiled, exact), torch (inexact), reference (slow, exact), float32 (dequantized) "
+            "or bnb (bitsandbytes' own).",
         ),
     ] = "auto"
     isa: Annotated[

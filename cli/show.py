@@ -31,7 +31,7 @@ def show(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A .gguf path, a catalog name or hf:org/repo[:file].",
+            help="A .gguf path, a safetensors folder, a catalog name or hf:org/repo[:file].",
             autocompletion=complete_model,
         ),
     ],
@@ -99,7 +99,7 @@ def _file_facts(source: ModelSource, dirs: DataDirs) -> dict[str, Any]:
         path = ensure_local(source, dirs, PullOptions(progress=hashed, notify=render.say, offline=True))
         with open_checkpoint(path) as checkpoint:
             summary = summarize(checkpoint)
-            files = list(dict.fromkeys([path, *(tensor.file for tensor in checkpoint.tensors.values())]))
+            files = checkpoint.files
         digest = fingerprint(files, dirs.cache, progress=hashed)
     manifest = read_manifest(path)
     return {

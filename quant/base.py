@@ -12,15 +12,16 @@ precision without loss:
     scale[n, g]   = super_scale[n, k // 256] * scales[n, g]        scales int8 (Q3_K, Q6_K) or uint8
     minimum[n, g] = -super_min[n, k // 256] * mins[n, g]           mins uint8
 
-Other formats have float16 (or float32) `scales` and `mins` and no super tensors.
+Other formats have float16 (or float32) `scales` and `mins` and no super tensors. Formats with a table of 16 floats have
+float32 scales alone, and w[n, k] = table[code[n, k]] * scale[n, k // group].
 """
 
 from __future__ import annotations
 
 import abc
 import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,6 +34,7 @@ _FORMATS = {
     "IQ3_XXS": "iquant", "IQ3_S": "iquant",
     "IQ4_NL": "table4", "IQ4_XS": "table4", "MXFP4": "table4", "NVFP4": "table4",
     "TQ1_0": "ternary", "TQ2_0": "ternary", "Q1_0": "ternary",
+    "NF4": "bnb", "FP4": "bnb", "INT8": "bnb",
 }  # fmt: skip
 
 SUPER = 256  # columns that share a super scale in K-quants
@@ -47,7 +49,7 @@ class QuantizedTensor:
     codes: uint8, row-major planes. bits 4: [N, K // 2], byte j of a row holds column 2j in its low nibble and
     column 2j + 1 in its high nibble. bits 5, 6 and 8: [N, K], one code per byte.
     scales: [N, K // group]; float16/float32, or uint8/int8 with super_scales [N, K // 256] float16.
-    mins, super_mins: the same shapes, or None when the format has no minimum.
+    mins, super_mins: the same shapes, or None when the format has no minimum. table: float32 [16], or None.
     """
 
     shape: tuple[int, int]
@@ -59,6 +61,7 @@ class QuantizedTensor:
     mins: torch.Tensor | None = None
     super_scales: torch.Tensor | None = None
     super_mins: torch.Tensor | None = None
+    table: torch.Tensor | None = None
 
     def unpacked_codes(self) -> torch.Tensor:
         """uint8 [N, K], one code per byte."""
@@ -79,7 +82,9 @@ class QuantizedTensor:
 
     def dequantize(self) -> torch.Tensor:
         """float32 [N, K], with the operations in the order in which `gguf` and ggml do them (bit-equal)."""
-        weight = self.unpacked_codes().to(torch.float32).reshape(self.shape[0], -1, self.group)
+        codes = self.unpacked_codes()
+        weight = codes.to(torch.float32) if self.table is None else self.table[codes.int()]
+        weight = weight.reshape(self.shape[0], -1, self.group)
         if self.zero:
             weight -= self.zero
         weight *= self.group_scales().unsqueeze(-1)
@@ -98,7 +103,8 @@ class QuantizedTensor:
 
     def empty_like(self, rows: int, device: torch.device) -> QuantizedTensor:
         """Uninitialized storage of the same format for another number of rows."""
-        return self._map(lambda t: torch.empty((rows, *t.shape[1:]), dtype=t.dtype, device=device))
+        made = self._map(lambda t: torch.empty((rows, *t.shape[1:]), dtype=t.dtype, device=device))
+        return made if self.table is None else replace(made, table=self.table.to(device))
 
     def copy_(self, source: QuantizedTensor) -> None:
         """Overwrite with a tensor of the same format and shape."""
@@ -117,7 +123,7 @@ class QuantizedTensor:
         mins, super_scales, super_mins = each(self.mins), each(self.super_scales), each(self.super_mins)
         shape = (codes.shape[0], self.shape[1])
         return QuantizedTensor(
-            shape, self.bits, self.group, self.zero, codes, scales, mins, super_scales, super_mins
+            shape, self.bits, self.group, self.zero, codes, scales, mins, super_scales, super_mins, self.table
         )
 
     @property
@@ -171,6 +177,34 @@ class QuantFormat(abc.ABC):
             found = f"{raw.numel()} elements of {raw.dtype}"
             raise ValueError(f"{self.name} [{rows}, {columns}] takes {expected} bytes, not {found}")
         return raw.reshape(-1, self.type_size)
+
+
+#: (first byte, how many) → uint8 [so many] of one part of a weight
+Plane = Callable[[int, int], torch.Tensor]
+
+
+class PlanarFormat(QuantFormat):
+    """A format whose files keep codes, scales, … as tensors of their own. `open` puts rows together as `decode` and
+    `row_bytes` have them; that form is its own choice."""
+
+    @abc.abstractmethod
+    def open(
+        self, planes: Mapping[str, Plane], settings: Mapping[str, float], shape: tuple[int, int]
+    ) -> Callable[[int, int], torch.Tensor]:
+        """A reader of rows [start, stop): uint8 [(stop - start) * row_bytes]. settings: numbers that the file has
+        beside the planes. Raises ValueError where they do not fit."""
+
+    def rows_of(self, raw: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+        """raw as uint8 [N, row_bytes]. Raises ValueError as `decode` does."""
+        rows, columns = shape
+        if (
+            rows < 1
+            or columns < 1
+            or raw.dtype != torch.uint8
+            or raw.numel() != rows * self.row_bytes(columns)
+        ):
+            raise ValueError(f"{self.name} [{rows}, {columns}] is not {raw.numel()} elements of {raw.dtype}")
+        return raw.reshape(rows, -1)
 
 
 def chunks(blocks: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:

@@ -14,9 +14,10 @@ class EngineConfig:
 
     device: "auto", "cpu", "cuda" or "cuda:N". threads None: the physical cores this process may use.
     ctx: tokens of context, None for the model's own. kv_type: "auto" (f16 on CPU, bf16 on CUDA), "f16", "bf16", "f32",
-    "int8". prefill_chunk: most prompt tokens computed in one step, 0 for all at once. quant: "int8" or "int4" to
+    "int8". prefill_chunk: most prompt tokens computed in one step, 0 for all at once. quant: "int8", "int4" or "nf4" to
     quantize float weights on load. kernel: "auto", "native" (compiled, exact), "torch"
-    (inexact), "reference" (slow, exact) or "float32" (dequantized). isa: instruction set of the native kernel.
+    (inexact), "reference" (slow, exact), "float32" (dequantized) or
+    "bnb" (bitsandbytes' own for its formats, inexact). isa: instruction set of the native kernel.
     prefix_cache: reuse KV blocks of earlier prompts in this process. kv_blocks: blocks of 64 positions to hold,
     None for one sequence of full context, or for what it needs of it where all layers have windows. cache_dir: folder
     of the disk cache, None for none. cache_limit: most bytes it may take, None for its own default. cache_read_only:
@@ -49,7 +50,7 @@ class EngineConfig:
                 "auto, f16, bf16, f32 or int8",
             ),
             ("prefill_chunk", self.prefill_chunk >= 0, "0 (all at once) or more"),
-            ("quant", self.quant in (None, "int8", "int4"), "int8 or int4"),
+            ("quant", self.quant in (None, "int8", "int4", "nf4"), "int8, int4 or nf4"),
             ("kv_blocks", self.kv_blocks is None or self.kv_blocks >= 1, "at least 1"),
             ("cache_limit", self.cache_limit is None or self.cache_limit >= 1, "at least 1 byte"),
             ("max_sequences", 1 <= self.max_sequences <= 4096, "between 1 and 4096"),

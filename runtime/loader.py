@@ -110,7 +110,7 @@ def load_model(
         tokenizer, template = text.result()
         if loader.expanded:
             warnings += (_expansion(loader.expanded),)
-        files = sorted({tensor.file for tensor in checkpoint.tensors.values()})
+        files = checkpoint.files
         engine = build_engine(
             model,
             kernel,

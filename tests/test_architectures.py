@@ -223,7 +223,7 @@ def test_the_window_is_seen_from_its_first_token_on(
     [
         ("gemma3", {"gemma3.attention.sliding_window_pattern": [True, False]}, CheckpointError, "covers 2 of 7 layers"),
         ("gemma3", {"gemma3.attention.sliding_window": 0.5}, CheckpointError, "gemma3.attention.sliding_window"),
-        ("gemma3", {"gemma3.attention.scale": 0.5}, UnsupportedModelError, "gemma3.attention.scale is not known"),
+        ("gemma3", {"gemma3.attention.clamp_kqv": 0.5}, UnsupportedModelError, "clamp_kqv is not known"),
         ("gemma2", {"gemma2.attn_logit_softcapping": -1.0}, CheckpointError, "attn_logit_softcapping is -1"),
         ("granite", {"granite.logit_scale": 0.0}, CheckpointError, "granite.logit_scale is 0"),
         ("granite", {"granite.residual_scale": 1e-30}, CheckpointError, "granite.residual_scale is"),

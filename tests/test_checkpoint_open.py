@@ -132,7 +132,7 @@ def test_a_pipe_that_takes_the_place_of_the_file(tmp_path: Path, monkeypatch: py
     ("names", "message"),
     [
         ([], "a folder without a model"),
-        (["config.json", "model.safetensors"], "safetensors folders are not supported yet"),
+        (["config.json", "a.gguf", "b.gguf"], "is a folder of 2 models"),
         (["a.gguf", "config.json"], "give the file: {}/a.gguf"),
         (["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"], "give the file: {}/a-00001-of-00002.gguf"),
         (["a-00002-of-00002.gguf"], "give the file: {}/a-00002-of-00002.gguf"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import math
 import struct
@@ -16,6 +17,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infer.runtime.checkpoint.folder.texts import read_texts
 from infer.runtime.errors import CheckpointError, InferError, ModelNotFoundError, TokenizerError
 from infer.runtime.tokenizer.base import Tokenizer
 from infer.runtime.tokenizer.charsmap import check_charsmap
@@ -516,3 +518,35 @@ def test_pieces_in_any_layout_are_read() -> None:
     piece = bytes.fromhex("".join(parts))
     model = parse(b"\x0a" + bytes([len(piece)]) + piece + b"\x0a\x08\x0a\x01b\x15\x00\x00\x00\x40")
     assert (model.pieces, model.scores, model.types) == (["a", "b"], [1.0, 2.0], [2, 1])
+
+
+def test_a_folders_tokenizer_model_takes_the_tokens_that_other_files_add(tmp_path: Path) -> None:
+    case = CASES[0]
+    (tmp_path / "tokenizer.model").write_bytes(trained(case))
+    size = reference(case).vocab_size()
+    decoder = {
+        str(size): {"content": "<|im_end|>", "special": True},
+        "1": {"content": "<s>", "special": True},
+    }
+    settings = {"add_bos_token": False, "eos_token": "<|im_end|>", "added_tokens_decoder": decoder}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|im_end|>": size, "<new tool>": size + 1}))
+    texts = read_texts(tmp_path, [path.name for path in tmp_path.iterdir()], {})
+    tokenizer = load_tokenizer(
+        {**texts.metadata, "general.architecture": "llama", "llama.vocab_size": size + 8}
+    )
+    assert tokenizer.kind == "sentencepiece (bpe)"
+    assert (tokenizer.vocab_size, tokenizer.add_bos, tokenizer.bos_id, tokenizer.eos_id) == (
+        size + 8,
+        False,
+        1,
+        size,
+    )
+    for text in TEXTS:
+        assert tokenizer.encode(text) == reference(case).encode(text)
+    assert tokenizer.encode("<|im_end|>", special=True) == [size]
+    assert size not in tokenizer.encode("<|im_end|>")
+    assert size + 1 in tokenizer.encode("x<new tool>")
+    (tmp_path / "tokenizer.model").write_bytes(trained(case)[:3000])
+    with pytest.raises(TokenizerError, match="is no SentencePiece model, or a damaged one"):
+        load_tokenizer({**texts.metadata, "general.architecture": "llama", "llama.vocab_size": size + 8})

@@ -169,6 +169,42 @@ def test_a_hub_repository_is_listed_and_its_file_downloaded_with_progress(
     assert steps == [(2, 5, "a.gguf"), (5, 5, "a.gguf")]
 
 
+FOLDER = {
+    "config.json": 1, "tokenizer.json": 1, "model-00001-of-00002.safetensors": 1, "model-00002-of-00002.safetensors": 1,
+    "model.safetensors.index.json": 1, "chat_template.jinja": 1, "tokenizer.model": 1,
+}  # fmt: skip
+LEFT = {
+    "pytorch_model.bin": 9, "modeling_evil.py": 9, "consolidated.safetensors": 9, "original/model.safetensors": 9,
+    "onnx/config.json": 9, "README.md": 9, "vocab.json": 9, "training_args.bin": 9,
+}  # fmt: skip
+
+
+def test_of_a_safetensors_repository_only_its_checkpoint_is_taken() -> None:
+    assert hub.folder_files({**FOLDER, **LEFT}) == sorted(FOLDER)
+    assert hub.folder_files({"config.json": 1, "weights.safetensors": 1, "x/y.safetensors": 1}) == [
+        "config.json",
+        "weights.safetensors",
+    ]
+
+
+def test_a_safetensors_repository_becomes_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    entries = [RepoFile(path=name, size=size, oid="x") for name, size in {**FOLDER, **LEFT}.items()]
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_tree", lambda self, repo, **_: entries)
+    cached = {"config.json": str(tmp_path / "old" / "config.json")}
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda repo, name, revision=None: cached.get(name)
+    )
+    asked: list[str] = []
+
+    def hf_hub_download(*, filename: str, **_: object) -> str:
+        asked.append(filename)
+        return str(tmp_path / "new" / filename)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    assert hub.fetch(MODEL, options()) == tmp_path / "new"
+    assert set(asked) == set(FOLDER)
+
+
 def test_a_catalog_entry_from_the_hub_is_checked_like_any_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -2,7 +2,8 @@
 
 A kernel owns the in-memory layout of a weight matrix: `pack` turns what a file holds into it, once, row chunk by
 row chunk; `matmul` and `rows` read it. `native` is the library under `cpu/`; `torch` serves where that is absent
-and on CUDA; `reference` has the native semantics in plain torch, slow and exact; `float32` dequantizes everything.
+and on CUDA; `reference` has the native semantics in plain torch, slow and exact; `float32` dequantizes
+everything; `bnb` leaves bitsandbytes' formats to that library.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from dataclasses import dataclass
 import torch
 
 from infer.quant.base import QuantFormat, QuantizedTensor
+from infer.quant.bnb import BLOCK, quantize_table
 from infer.quant.rtn import quantize_rtn
 
 #: name → module of this package with a `create(device, threads, isa)` function
-KERNELS = {"native": "native", "torch": "torch_kernel", "reference": "reference", "float32": "float32"}
+KERNELS = {
+    "native": "native", "torch": "torch_kernel", "reference": "reference", "float32": "float32",
+    "bnb": "bnb_kernel",
+}  # fmt: skip
 
 CHUNK_BYTES = 4 << 20  # stored bytes read and decoded at a time
 
@@ -27,7 +32,7 @@ CHUNK_BYTES = 4 << 20  # stored bytes read and decoded at a time
 class WeightSource:
     """A matrix [N, K] waiting in a file.
 
-    read(start, stop): the stored bytes of rows [start, stop) as a uint8 tensor. quant: "int8" or "int4" rounds a
+    read(start, stop): the stored bytes of rows [start, stop) as a uint8 tensor. quant: "int8", "int4" or "nf4" rounds a
     float matrix to nearest while it is loaded; it has no effect on quantized ones.
     """
 
@@ -40,7 +45,8 @@ class WeightSource:
     @property
     def requantized(self) -> bool:
         """Whether the rows need more than decoding."""
-        return self.quant is not None and self.format.block == 1 and self.shape[1] % 32 == 0
+        group = BLOCK if self.quant == "nf4" else 32
+        return self.quant is not None and self.format.block == 1 and self.shape[1] % group == 0
 
     def chunks(self, multiple: int = 64) -> Iterator[tuple[int, int]]:
         """Row ranges of about CHUNK_BYTES each, beginning at multiples of `multiple`."""
@@ -53,6 +59,8 @@ class WeightSource:
         """Rows [start, stop) in the internal form, or as floats in the file's own dtype."""
         decoded = self.format.decode(self.read(start, stop), (stop - start, self.shape[1]))
         if self.requantized and isinstance(decoded, torch.Tensor):
+            if self.quant == "nf4":
+                return quantize_table(decoded)
             return quantize_rtn(decoded, 8 if self.quant == "int8" else 4, 32)
         return decoded
 

@@ -82,6 +82,7 @@ class Planes:
     scale: int = abi.SCALE_F16
     signed_scales: bool = False
     mins: bool = False
+    table: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, part: QuantizedTensor) -> Planes:
@@ -89,7 +90,9 @@ class Planes:
             part.scales.dtype, abi.SCALE_SUPER
         )
         signed = part.scales.dtype == torch.int8
-        return cls(abi.ELEM_CODES, part.bits, part.group, part.zero, scale, signed, part.mins is not None)
+        table = () if part.table is None else tuple(part.table.tolist())
+        elem = abi.ELEM_TABLE if table else abi.ELEM_CODES
+        return cls(elem, part.bits, part.group, part.zero, scale, signed, part.mins is not None, table)
 
 
 def _legacy(bits: int, mins: bool) -> Planes:
@@ -127,7 +130,7 @@ class NativeWeight(PackedWeight):
         arena = arena or Arena()
         strips = -(-n // abi.STRIP)
         sizes: dict[str, tuple[int, torch.dtype]] = {}
-        if kind.elem != abi.ELEM_CODES:
+        if kind.elem not in (abi.ELEM_CODES, abi.ELEM_TABLE):
             width = torch.float32 if kind.elem == abi.ELEM_F32 else torch.int16
             sizes["codes"] = (k, width)
         else:
@@ -148,6 +151,8 @@ class NativeWeight(PackedWeight):
         planes = {
             name: arena.empty(strips * abi.STRIP * count, dtype) for name, (count, dtype) in sizes.items()
         }
+        if kind.table:
+            planes["table"] = torch.tensor(kind.table, dtype=torch.float32)
         struct = abi.Weight(
             n=n, k=k, elem=kind.elem, bits=kind.bits, group=kind.group, zero=kind.zero, scale=kind.scale,
             signed_scales=int(kind.signed_scales), **{name: plane.data_ptr() for name, plane in planes.items()},

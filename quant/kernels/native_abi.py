@@ -7,11 +7,11 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_ui
 from pathlib import Path
 from typing import Any
 
-ABI = 2
+ABI = 3
 STRIP = 16
 BLOCK = 32
 SCALE_F16, SCALE_F32, SCALE_SUPER = range(3)
-ELEM_CODES, ELEM_F32, ELEM_F16, ELEM_BF16 = range(4)
+ELEM_CODES, ELEM_F32, ELEM_F16, ELEM_BF16, ELEM_TABLE = range(5)
 KV_F16, KV_BF16, KV_F32, KV_INT8 = range(4)
 OP_EMBED, OP_NORM, OP_QUANTIZE, OP_MATMUL, OP_ROPE_STORE, OP_ATTENTION, OP_GLU, OP_ADD, OP_GATHER = range(
     1, 10
@@ -27,7 +27,7 @@ def _fields(*runs: tuple[Any, str]) -> list[tuple[str, Any]]:
 class Weight(Structure):
     _fields_ = _fields(
         (c_int32, "n k elem bits group zero scale signed_scales"),
-        (c_void_p, "codes high scales mins super_scales super_mins"),
+        (c_void_p, "codes high scales mins super_scales super_mins table"),
     )
 
 

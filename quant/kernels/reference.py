@@ -8,7 +8,7 @@ a block group after group (two when group is 16, else one):
     acc = fma(D, sx * scale, acc);  acc = fma(minimum, sx * S, acc)
 
 D and S are exact integers whatever the order; here they come out of float32 products whose sums stay below 2**24.
-Float weights multiply in float32, four sums by k % 4, added (0 + 1) + (2 + 3).
+Float weights, and those of a format with a table, multiply in float32, four sums by k % 4, added (0 + 1) + (2 + 3).
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ class ReferenceKernel(WeightKernel):
             raise TypeError(f"not a weight of this kernel: {type(weight).__name__}")
         if isinstance(weight.values, torch.Tensor):
             return matmul_floats(x, weight.values)
+        if weight.values.table is not None:
+            return matmul_floats(x, weight.values.dequantize())
         return matmul_codes(x, weight.values)
 
     def rows(self, weight: PackedWeight, ids: torch.Tensor) -> torch.Tensor:

@@ -40,18 +40,10 @@ class GGUFCheckpoint(Checkpoint):
         self._closer = weakref.finalize(self, _close, tuple(files))
 
     def read_into(self, tensor: RawTensor, buffer: memoryview, start: int = 0) -> None:
-        """As Checkpoint.read_into. Raises CheckpointError also for a range that is not inside the tensor, and
-        ValueError for a tensor of another checkpoint and a buffer that is read-only or not contiguous."""
         file = self._files.get(tensor.file)
         if file is None or self.tensors.get(tensor.name) != tensor:
             raise ValueError(f"tensor {shown(tensor.name)} is not of this checkpoint")
-        if buffer.readonly or not buffer.c_contiguous:
-            raise ValueError("the buffer must be writable and contiguous")
-        if start < 0 or start + buffer.nbytes > tensor.nbytes:
-            raise CheckpointError(
-                f"{shown_path(tensor.file)}: tensor {shown(tensor.name)} has {tensor.nbytes} bytes, "
-                f"but bytes {start} to {start + buffer.nbytes} were asked for; its shape is not the model's"
-            )
+        self._check_range(tensor, buffer, start)
         if buffer.nbytes:  # a view with a zero in its shape cannot be cast
             file.read_into(tensor.offset + start, buffer.cast("B"))
 

@@ -20,35 +20,46 @@ from infer.runtime.errors import CheckpointError, ModelError, UnsupportedModelEr
 _OPENERS: dict[str, tuple[str, str]] = {
     "gguf": ("infer.runtime.checkpoint.gguf", "open_gguf"),
 }
+CONFIG = "config.json"
 _LISTED = 5
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open the model file at `path`: a .gguf, any shard of a split one. The caller closes it.
+    """Open the model at `path`: a .gguf, any shard of a split one, or a folder of safetensors. The caller closes it.
 
-    Raises ModelNotFoundError (no such path), UnsupportedModelError (a folder, or a container this version
-    cannot read; the message names the file to give where there is one) or CheckpointError.
+    Raises ModelNotFoundError (no such path), UnsupportedModelError (a folder of other files, or a container this
+    version cannot read; the message names the file to give where there is one) or CheckpointError.
     """
     if os.path.isdir(path):  # Path.is_dir raises on a path that holds a NUL
-        raise _folder_error(path)
+        return _open_folder(path)
     with contextlib.closing(ModelFile(path)) as file:
         container = container_of(file)
     if container not in _OPENERS:
         raise UnsupportedModelError(
-            f"{shown_path(path)}: is a {container} file, which this version cannot load; "
-            "use a .gguf of the same model"
+            f"{shown_path(path)}: is a {container} file; give its folder, which also holds the model's configuration"
         )
     module, function = _OPENERS[container]
     opener = cast(Callable[[Path], Checkpoint], getattr(importlib.import_module(module), function))
     return opener(path)
 
 
-def _folder_error(path: Path) -> ModelError:
-    where = shown_path(path)
+def _open_folder(path: Path) -> Checkpoint:
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
-        return CheckpointError(f"{where}: cannot list the folder: {error.strerror or error}")
+        raise CheckpointError(
+            f"{shown_path(path)}: cannot list the folder: {error.strerror or error}"
+        ) from None
+    gguf = any(name.lower().endswith(".gguf") for name in names)
+    if any(name.endswith(".safetensors") for name in names) or (CONFIG in names and not gguf):
+        from infer.runtime.checkpoint.folder.checkpoint import open_folder
+
+        return open_folder(path, names)
+    raise _folder_error(path, names)
+
+
+def _folder_error(path: Path, names: list[str]) -> ModelError:
+    where = shown_path(path)
     # A split model counts once, under the first of its shards that is there.
     models: dict[str, str] = {}
     for name in names:
@@ -64,8 +75,6 @@ def _folder_error(path: Path) -> ModelError:
         return UnsupportedModelError(
             f"{where}: is a folder of {len(models)} models; give one of {listed}{more}"
         )
-    if any(name.endswith(".safetensors") or name == "config.json" for name in names):
-        return UnsupportedModelError(
-            f"{where}: safetensors folders are not supported yet; use a .gguf of the same model"
-        )
-    return UnsupportedModelError(f"{where}: is a folder without a model; give a .gguf file")
+    return UnsupportedModelError(
+        f"{where}: is a folder without a model; give a .gguf file, or a folder of safetensors and config.json"
+    )

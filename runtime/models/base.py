@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 
-from infer.quant.base import get_format
+from infer.quant.base import PlanarFormat, get_format
 from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
 from infer.runtime.checkpoint.base import Checkpoint, RawTensor
 from infer.runtime.config import EngineConfig, ModelConfig
@@ -80,7 +81,8 @@ class WeightLoader:
         self._advance(tensor)
         if not isinstance(values, torch.Tensor):
             raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name} is not a plain vector")
-        return values.reshape(length).to(device=self._kernel.device, dtype=torch.float32)
+        found = values.reshape(length).to(device=self._kernel.device, dtype=torch.float32)
+        return found + tensor.shift if tensor.shift else found
 
     def linear(self, name: str, rows: int, columns: int) -> Linear:
         """`name`.weight and, where the file has it, `name`.bias."""
@@ -125,11 +127,21 @@ class WeightLoader:
         except ValueError as error:
             raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
 
-        def read(start: int, stop: int) -> torch.Tensor:
-            return self._read(tensor, (first + start) * row_bytes, (stop - start) * row_bytes)
+        def read_plain(start: int, stop: int) -> torch.Tensor:
+            return self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
 
-        source = WeightSource(name, (rows, columns), form, read, self._quant)
         try:
+            read: Callable[[int, int], torch.Tensor] = read_plain
+            if isinstance(form, PlanarFormat):
+                planes = {part: partial(self._read, plane) for part, plane in tensor.planes.items()}
+                read = form.open(planes, tensor.settings, (tensor.shape[0], columns))
+            source = WeightSource(
+                name,
+                (rows, columns),
+                form,
+                lambda start, stop: read(first + start, first + stop),
+                self._quant,
+            )
             packed = self._kernel.pack(source)
         except ValueError as error:
             raise CheckpointError(f"{self._checkpoint.path}: tensor {name}: {error}") from None

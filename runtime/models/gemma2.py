@@ -23,14 +23,18 @@ class Gemma2(Decoder):
             activation="gelu_tanh",
             embedding_scale=config.embedding_length**0.5,
             windows=params.windows(config.block_count, period=2, default=4096),
-            attention_scale=gemma_scale(config, LAYERS_27B),
+            attention_scale=gemma_scale(params, config, LAYERS_27B),
             attention_softcap=params.number("attn_logit_softcapping", 50.0),
             logit_softcap=params.number("final_logit_softcapping", 30.0),
         )
 
 
-def gemma_scale(config: ModelConfig, exception: int) -> float:
-    """query_pre_attn_scalar^-0.5. exception: number of layers of the size that does not use head_dim."""
+def gemma_scale(params: HyperParameters, config: ModelConfig, exception: int) -> float:
+    """query_pre_attn_scalar^-0.5, which files seldom give. exception: number of layers of the size that does not use
+    head_dim."""
+    given = params.optional_number("attention.scale")
+    if given is not None:
+        return given
     if config.block_count == exception:
         return float((config.embedding_length / config.head_count) ** -0.5)
     return float(config.head_dim**-0.5)

@@ -28,6 +28,6 @@ class Gemma3(Decoder):
             embedding_scale=config.embedding_length**0.5,
             windows=params.windows(config.block_count, period=6),
             local_rope=RopeConfig(dim=rope.dim, base=local_base, pairing=rope.pairing),
-            attention_scale=gemma_scale(config, LAYERS_27B),
+            attention_scale=gemma_scale(params, config, LAYERS_27B),
             logit_softcap=params.optional_number("final_logit_softcapping") or 0.0,
         )

@@ -100,7 +100,7 @@ class HyperParameters:
         config = RopeConfig(
             dim=dim,
             base=self.number("rope.freq_base", base),
-            pairing=pairing,
+            pairing=self._pairing(pairing),
             scaling=scaling,
             factor=self.number("rope.scaling.factor", legacy or 1.0),
             original_context=original or None,
@@ -116,6 +116,15 @@ class HyperParameters:
                 f"rope scaling {scaling!r} needs it"
             )
         return config
+
+    def _pairing(self, default: str) -> str:
+        """`rope.pairing`, where a reader knows that the file's order is not the usual one of GGUF."""
+        found = self.text("rope.pairing", default)
+        if found not in ("adjacent", "halves"):
+            raise CheckpointError(
+                f"metadata key {self.architecture}.rope.pairing is {found!r}, expected adjacent or halves"
+            )
+        return found
 
     def _mark(self, key: str) -> str:
         name = f"{self.architecture}.{key}"

@@ -18,6 +18,6 @@ class Llama(Decoder):
     @staticmethod
     def read_config(params: HyperParameters, vocab_size: int) -> ModelConfig:
         config = decoder_config(params, vocab_size, pairing=PAIRING[params.architecture])
-        if params.architecture != "llama":
-            return config
-        return replace(config, windows=params.windows(config.block_count, period=0))  # Mistral's
+        return replace(
+            config, windows=params.windows(config.block_count, period=0)
+        )  # Mistral's, at times Qwen's

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from infer.runtime.config import ModelConfig
 from infer.runtime.models.decoder import Decoder
 from infer.runtime.models.hparams import HyperParameters, decoder_config
@@ -12,4 +14,5 @@ class Qwen3(Decoder):
 
     @staticmethod
     def read_config(params: HyperParameters, vocab_size: int) -> ModelConfig:
-        return decoder_config(params, vocab_size, pairing="halves")
+        config = decoder_config(params, vocab_size, pairing="halves")
+        return replace(config, windows=params.windows(config.block_count, period=0))

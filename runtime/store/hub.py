@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,15 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _PREFERRED = "q4_k_m"
 _MOST_SHARDS = 1000
-_SAFETENSORS_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.jinja", "*.txt")
+# What a checkpoint folder is read from, beside its weights: never code, never pickles.
+_FOLDER_FILES = frozenset(
+    {
+        "added_tokens.json", "chat_template.jinja", "chat_template.json", "config.json", "generation_config.json",
+        "model.safetensors.index.json", "special_tokens_map.json", "tokenizer.json", "tokenizer.model",
+        "tokenizer_config.json",
+    }
+)  # fmt: skip
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def fetch(model: HubModel, options: HubOptions) -> Path:
             sizes = _cached_sizes(model) if offline else _remote_sizes(model)
             file = choose(model, sizes, options.notify)
         if file is None:
-            return _fetch_folder(model, offline)
+            return _fetch_folder(model, folder_files(sizes), offline, options)
         paths = [_fetch_file(model, name, offline, options) for name in shards(file)]
     return paths[0]
 
@@ -123,6 +131,14 @@ def choose(model: HubModel, sizes: Mapping[str, int], notify: Notify) -> str | N
     raise ModelNotFoundError(f"{model}: say which file, as {model}:FILE: " + ", ".join(listing[:12]) + more)
 
 
+def folder_files(sizes: Mapping[str, int]) -> list[str]:
+    """The files of a repository that make a checkpoint folder: `model*.safetensors`, else the only safetensors file."""
+    weights = [name for name in sizes if _WEIGHTS.fullmatch(name)]
+    if not weights:
+        weights = [name for name in sizes if name.endswith(".safetensors") and "/" not in name]
+    return sorted({*weights, *(_FOLDER_FILES & sizes.keys())})
+
+
 def shards(file: str) -> list[str]:
     """All files of the set that `file` belongs to (`…-00002-of-00005.gguf`), in order, or the file alone."""
     shard = _SHARD.fullmatch(file)
@@ -161,17 +177,13 @@ def _fetch_file(model: HubModel, name: str, offline: bool, options: HubOptions) 
     return Path(hf_hub_download(**arguments, local_files_only=offline))
 
 
-def _fetch_folder(model: HubModel, offline: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    return Path(
-        snapshot_download(
-            repo_id=model.repo,
-            revision=model.revision,
-            allow_patterns=list(_SAFETENSORS_FILES),
-            local_files_only=offline,
-        )
-    )
+def _fetch_folder(model: HubModel, names: list[str], offline: bool, options: HubOptions) -> Path:
+    folders = {_fetch_file(model, name, offline, options).parent for name in names}
+    if len(folders) > 1 and not options.refresh:  # some were cached from before the repository changed
+        return _fetch_folder(model, names, offline, replace(options, refresh=True))
+    if len(folders) != 1:
+        raise DownloadError(f"{model}: the repository changed during the download; run the command again")
+    return folders.pop()
 
 
 def _arguments(

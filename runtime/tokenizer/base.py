@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class Tokenizer(abc.ABC):
@@ -38,6 +38,10 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def is_control(self, token_id: int) -> bool: ...
+
+    def encode_parts(self, texts: Iterable[tuple[str, bool]]) -> list[int]:
+        """Ids of one text in parts: what a template wrote (True: exactly one control token) and what it did not."""
+        return [token_id for text, special in texts for token_id in self.encode(text, special=special)]
 
     def encode_prompt(self, text: str, *, special: bool = False, bos: bool = True) -> list[int]:
         """`encode` plus BOS and EOS as the file asks; a BOS that the text already begins with is not doubled."""

@@ -69,7 +69,7 @@ class BPETokenizer(Tokenizer):
             del ordinary[token]
         self._model = _build(ordinary, silent, merges, pre)
         self._unencodable = bytes(
-            byte for character, byte in _bytes_of_characters().items() if character not in ordinary
+            byte for character, byte in bytes_of_characters().items() if character not in ordinary
         )
         self._warned = False
 
@@ -95,7 +95,7 @@ class BPETokenizer(Tokenizer):
 
     def _encode_plain(self, text: str) -> list[int]:
         ids: list[int] = []
-        for part in _parts(text):
+        for part in parts(text):
             ids.extend(self._model.encode(part, add_special_tokens=False).ids)
         if self._unencodable and not self._warned:
             data = text.encode()
@@ -112,7 +112,7 @@ class BPETokenizer(Tokenizer):
         token = self._tokens[token_id]
         if self._types[token_id] == TokenType.USER_DEFINED:
             return token.encode()
-        table = _bytes_of_characters()
+        table = bytes_of_characters()
         try:
             return bytes([table[character] for character in token])
         except KeyError:
@@ -133,21 +133,22 @@ class BPETokenizer(Tokenizer):
             raise IndexError(f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens")
 
 
-def _parts(text: str) -> Iterator[str]:
-    """The text in parts that can be encoded apart. Raises TokenizerError where it has none short enough."""
+def parts(text: str, *, cut: bool = True) -> Iterator[str]:
+    """The text in parts that can be encoded apart. Raises TokenizerError where it has none short enough, and for half
+    surrogate pairs. cut: whether it may be parted at all."""
     if not text.isascii() and (half := _SURROGATE.search(text)):
         raise TokenizerError(
             f"character {half.start()} of the text is half a surrogate pair, not possible in UTF-8; remove it"
         )
     start = 0
-    while len(text) - start > MAX_PART:
-        cut = _CUT.search(text, start + MAX_PART // 8, start + MAX_PART)
-        if cut is None:
+    while cut and len(text) - start > MAX_PART:
+        place = _CUT.search(text, start + MAX_PART // 8, start + MAX_PART)
+        if place is None:
             raise TokenizerError(
                 f"the text has more than {MAX_PART * 7 // 8} characters without a line break; break its lines"
             )
-        yield text[start : cut.end()]
-        start = cut.end()
+        yield text[start : place.end()]
+        start = place.end()
     if text:
         yield text[start:]
 
@@ -212,7 +213,7 @@ def _split_merge(merge: str, vocabulary: Mapping[str, int], silent: frozenset[st
 
 
 @cache
-def _bytes_of_characters() -> Mapping[str, int]:
+def bytes_of_characters() -> Mapping[str, int]:
     """GPT-2's 256 printable characters: bytes that are printable in Latin-1 stand for themselves, the other
     68 for U+0100 and following, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

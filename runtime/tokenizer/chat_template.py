@@ -206,9 +206,7 @@ def control_pieces(tokenizer: Tokenizer) -> list[str]:
 def encode_segments(tokenizer: Tokenizer, segments: Iterable[Segment], *, bos: bool = True) -> list[int]:
     """Ids of a rendered prompt, after a BOS where the file asks for one, the template gave none and bos is
     set."""
-    ids: list[int] = []
-    for segment in segments:
-        ids.extend(tokenizer.encode(segment.text, special=segment.special))
+    ids = tokenizer.encode_parts((segment.text, segment.special) for segment in segments)
     if bos and tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)
     return ids

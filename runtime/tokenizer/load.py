@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from infer.runtime.errors import TokenizerError
 from infer.runtime.tokenizer.base import Tokenizer
+from infer.runtime.tokenizer.folder_vocabulary import FOLDER, FolderFiles
 from infer.runtime.tokenizer.vocabulary import PREFIX, Vocabulary, read_scalar, read_vocabulary
 
 if TYPE_CHECKING:
@@ -50,13 +51,42 @@ def _sentencepiece(
 _LOADERS: Mapping[str, Loader] = {"gpt2": _bpe, "llama": _sentencepiece_bpe, "t5": _unigram}
 
 
+def _json(metadata: Mapping[str, object], pre: str | None) -> Tokenizer:
+    from infer.runtime.tokenizer.tokenizer_json import load_tokenizer_json
+
+    tokenizer: Tokenizer = load_tokenizer_json(FolderFiles(metadata))
+    if pre is not None:
+        tokenizer.warnings += (
+            f"--pre {pre[:60]} changes nothing: tokenizer.json has a pre-tokenizer of its own",
+        )
+    return tokenizer
+
+
+def _model(metadata: Mapping[str, object], pre: str | None) -> Tokenizer:
+    from infer.runtime.tokenizer.tokenizer_model import read_folder_model
+
+    return load_tokenizer(read_folder_model(FolderFiles(metadata)), pre=pre)
+
+
+# Kinds that a folder's files give.
+_FILES: Mapping[str | None, Callable[[Mapping[str, object], str | None], Tokenizer]] = {
+    "tokenizer.json": _json, "tokenizer.model": _model,
+}  # fmt: skip
+
+
 def load_tokenizer(metadata: Mapping[str, object], *, pre: str | None = None) -> Tokenizer:
-    """The tokenizer that a GGUF file's metadata describes.
+    """The tokenizer that the metadata of a GGUF file or a folder describes.
 
     pre: a pre-tokenizer name in place of the file's (`--pre`). Raises TokenizerError where the kind is not
     supported, the vocabulary contradicts itself, or the pre-tokenizer is unknown.
     """
     kind = read_scalar(metadata, PREFIX + "model", str)
+    if kind in _FILES:
+        return _FILES[kind](metadata, pre)
+    if kind is None and FOLDER + "config" in metadata:
+        raise TokenizerError(
+            "the folder holds neither tokenizer.json nor tokenizer.model; download one into it"
+        )
     if kind is None:
         raise TokenizerError(f"{PREFIX}model is missing: the file holds no tokenizer; use another file")
     loader = _LOADERS.get(kind)

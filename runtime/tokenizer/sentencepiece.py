@@ -96,7 +96,7 @@ class SentencePieceTokenizer(Tokenizer):
             return b""
         token = self._tokens[token_id]
         if self._types[token_id] == TokenType.BYTE:
-            return _byte_names()[token]
+            return byte_names()[token]
         if self._types[token_id] == TokenType.UNUSED and token == f"[EMPTY_{token_id}]":
             return b""
         return token.replace(SPACE, " ").encode()
@@ -163,10 +163,10 @@ def _read_scores(metadata: Mapping[str, object], size: int) -> Sequence[float]:
 
 def _with_bytes_by_name(vocabulary: Vocabulary) -> Vocabulary:
     """The vocabulary with its byte tokens typed as such, where it has them all."""
-    if not _byte_names().keys() <= vocabulary.ids.keys():
+    if not byte_names().keys() <= vocabulary.ids.keys():
         return vocabulary
     types = list(vocabulary.types)
-    for name in _byte_names():
+    for name in byte_names():
         types[vocabulary.ids[name]] = TokenType.BYTE
     return replace(vocabulary, types=types)
 
@@ -175,7 +175,7 @@ def _check_types(vocabulary: Vocabulary, typed: Mapping[int, frozenset[int]]) ->
     if wrong := [kind for kind in typed if not 0 <= kind <= TokenType.BYTE]:
         raise TokenizerError(f"{PREFIX}token_type holds {wrong[0]}, which is no type of token; {_AGAIN}")
     named = {vocabulary.tokens[token_id] for token_id in typed.get(TokenType.BYTE, _NONE)}
-    if named and named != _byte_names().keys():
+    if named and named != byte_names().keys():
         raise TokenizerError(f"{PREFIX}tokens: the byte tokens are not <0x00> to <0xFF>; {_AGAIN}")
 
 
@@ -259,5 +259,5 @@ def _build(model: ModelProto) -> sentencepiece.SentencePieceProcessor:
 
 
 @cache
-def _byte_names() -> Mapping[str, bytes]:
+def byte_names() -> Mapping[str, bytes]:
     return {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 from infer.runtime.checkpoint.files import ModelFile
 from infer.runtime.checkpoint.printable import shown_path
 from infer.runtime.errors import TokenizerError
+from infer.runtime.tokenizer.folder_vocabulary import FolderFiles
 from infer.runtime.tokenizer.model_proto import BPE, UNIGRAM, ModelProto, parse
 from infer.runtime.tokenizer.vocabulary import PREFIX, TokenType
 
@@ -58,6 +60,21 @@ def read_tokenizer_model(path: Path) -> dict[str, object]:
     if model.charsmap:
         found["precompiled_charsmap"] = model.charsmap
     return {PREFIX + key: value for key, value in found.items()}
+
+
+def read_folder_model(files: FolderFiles) -> dict[str, object]:
+    """The keys for a folder's tokenizer.model together with the tokens that other files add. Raises TokenizerError."""
+    found = read_tokenizer_model(files.model)
+    tokens, scores, types = (
+        cast(list[Any], found[PREFIX + key]) for key in ("tokens", "scores", "token_type")
+    )
+    keys = files.keys(
+        {token: token_id for token_id, token in enumerate(tokens)},
+        files.added_tokens(),
+        types=dict(enumerate(types)),
+    )
+    more = len(cast(list[str], keys[PREFIX + "tokens"])) - len(tokens)
+    return {**found, **keys, PREFIX + "scores": [*scores, *[0.0] * more]}
 
 
 def _unsupported(model: ModelProto) -> str | None:

@@ -1,5 +1,5 @@
 /* One row of a packed weight in float32, with the operations of quant/base.py's `dequantize` in their order: code minus
- * zero, times scale, plus minimum, each rounded. The layout is drawn in infer_cpu.h. */
+ * zero or the table's entry, times scale, plus minimum, each rounded. The layout is drawn in infer_cpu.h. */
 #include "ops.h"
 
 #include <string.h>
@@ -65,7 +65,7 @@ void embed_codes(const infer_weight *w, int32_t row, float factor, float *out) {
         if (w->mins) minimum = -(minimum * half_value(w->super_mins[super]));
       }
       for (int c = 0; c < 16; c++) {
-        float value = ((float)codes[half + c] - (float)w->zero) * scale;
+        float value = (w->table ? w->table[codes[half + c]] : (float)codes[half + c] - (float)w->zero) * scale;
         out[k + c] = (w->mins ? value + minimum : value) * factor;
       }
     }
@@ -75,7 +75,7 @@ void embed_codes(const infer_weight *w, int32_t row, float factor, float *out) {
 }  // namespace
 
 void infer_embed_row(const infer_weight *w, int32_t row, float factor, float *out) {
-  if (w->elem == ELEM_CODES) {
+  if (w->elem == ELEM_CODES || w->elem == ELEM_TABLE) {
     embed_codes(w, row, factor, out);
     return;
   }

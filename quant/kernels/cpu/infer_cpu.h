@@ -41,16 +41,17 @@
 extern "C" {
 #endif
 
-enum { INFER_ABI = 2, INFER_STRIP = 16, INFER_BLOCK = 32, INFER_KV_BLOCK = 64 };
+enum { INFER_ABI = 3, INFER_STRIP = 16, INFER_BLOCK = 32, INFER_KV_BLOCK = 64 };
 enum { SCALE_F16 = 0, SCALE_F32 = 1, SCALE_SUPER = 2 };
-enum { ELEM_CODES = 0, ELEM_F32 = 1, ELEM_F16 = 2, ELEM_BF16 = 3 };
+/* ELEM_TABLE: 4-bit codes laid out as above, w[n][k] = table[code] * scale, rounded once, multiplied as a float weight. */
+enum { ELEM_CODES = 0, ELEM_F32 = 1, ELEM_F16 = 2, ELEM_BF16 = 3, ELEM_TABLE = 4 };
 enum { KV_F16 = 0, KV_BF16 = 1, KV_F32 = 2, KV_INT8 = 3 };
 
 typedef struct infer_pool infer_pool;
 
 typedef struct {
   int32_t n, k;     /* rows, columns; k a multiple of 32 for codes */
-  int32_t elem;     /* ELEM_*; below only for ELEM_CODES */
+  int32_t elem;     /* ELEM_*; below only for ELEM_CODES and ELEM_TABLE, which has SCALE_F32 and no minimum */
   int32_t bits;     /* 4, 5, 6 or 8 */
   int32_t group;    /* 16, 32, 64 or 128 */
   int32_t zero;     /* subtracted from each code */
@@ -61,6 +62,7 @@ typedef struct {
   void *scales;
   void *mins;       /* or NULL */
   uint16_t *super_scales, *super_mins; /* f16, or NULL */
+  const float *table;                  /* [16], for ELEM_TABLE */
 } infer_weight;
 
 /* Activations quantized per 32: sx = amax / 127, xq = x * (127 / amax) rounded to nearest even; sums per 16 of xq.

@@ -17,7 +17,7 @@ struct matmul_plan {
 int32_t strips_of(const infer_weight *w) { return (w->n + INFER_STRIP - 1) / INFER_STRIP; }
 
 int64_t strip_bytes(const infer_weight *w) {
-  int64_t bits = w->elem == ELEM_CODES ? w->bits : w->elem == ELEM_F32 ? 32 : 16;
+  int64_t bits = w->elem == ELEM_CODES || w->elem == ELEM_TABLE ? w->bits : w->elem == ELEM_F32 ? 32 : 16;
   return (int64_t)w->k * INFER_STRIP * bits / 8;
 }
 

@@ -177,7 +177,9 @@ bool range_valid(const infer_weight *w, int32_t row0, int32_t rows) {
 
 bool planes_valid(const infer_weight *w) {
   bool has_high = w->bits == 5 || w->bits == 6, super = w->scale == SCALE_SUPER;
-  if (w->elem != ELEM_CODES || w->k % INFER_BLOCK || (w->bits != 4 && w->bits != 8 && !has_high)) return false;
+  bool table = w->elem == ELEM_TABLE, simple = w->bits == 4 && w->scale == SCALE_F32 && !w->mins;
+  if (table ? !w->table || !simple : w->elem != ELEM_CODES || w->table) return false;
+  if (w->k % INFER_BLOCK || (w->bits != 4 && w->bits != 8 && !has_high)) return false;
   if (w->group != 16 && w->group != 32 && w->group != 64 && w->group != 128) return false;
   if (w->k % w->group || w->zero < 0 || w->zero > 255 || w->scale < SCALE_F16 || w->scale > SCALE_SUPER) return false;
   if (!w->scales || (has_high && !w->high)) return false;

@@ -74,6 +74,10 @@ INFER_INLINE void store_f16(uint16_t *p, f32x16 v) {
 INFER_INLINE void store_i8(int8_t *p, f32x16 v) {
   _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
 }
+/* table[codes[lane] >> SHIFT & 15] */
+template <int SHIFT> INFER_INLINE f32x16 look_up(const uint32_t *codes, const float *table) {
+  return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_loadu_si512(codes), SHIFT), _mm512_loadu_ps(table));
+}
 INFER_INLINE bool all_of(mask16 m) { return m == 0xFFFF; }
 INFER_INLINE float sum_of(f32x16 v) {
   __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
@@ -150,6 +154,16 @@ INFER_INLINE void store_i8(int8_t *p, f32x16 v) {
   __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)); /* a0 b0 a1 b1 by four lanes */
   pairs = _mm256_permute4x64_epi64(pairs, 0xD8);
   _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+}
+INFER_INLINE __m256 look_up_half(__m256i at, const float *table) {
+  __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), at);
+  __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), at);
+  return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
+}
+template <int SHIFT> INFER_INLINE f32x16 look_up(const uint32_t *codes, const float *table) {
+  const __m256i *from = (const __m256i *)codes;
+  return {look_up_half(_mm256_srli_epi32(_mm256_loadu_si256(from), SHIFT), table),
+          look_up_half(_mm256_srli_epi32(_mm256_loadu_si256(from + 1), SHIFT), table)};
 }
 INFER_INLINE bool all_of(mask16 m) { return _mm256_movemask_ps(_mm256_and_ps(m.a, m.b)) == 0xFF; }
 INFER_INLINE float sum_of(f32x16 v) {
@@ -315,6 +329,14 @@ INFER_INLINE float maximum_of(f32x16 x) {
 #endif
 
 /* What follows is the same on every instruction set. */
+
+#if !defined(INFER_SIMD_AVX512) && !defined(INFER_SIMD_AVX2)
+template <int SHIFT> INFER_INLINE f32x16 look_up(const uint32_t *codes, const float *table) {
+  float lanes[16];
+  for (int i = 0; i < 16; i++) lanes[i] = table[codes[i] >> SHIFT & 15];
+  return load(lanes);
+}
+#endif
 
 const float MAGIC = 12582912.0f; /* 1.5 * 2^23: added and subtracted, it rounds to an integer */
 

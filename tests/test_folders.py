@@ -1,0 +1,233 @@
+"""Checkpoint folders of every dense family: logits against transformers, exactness, what config.json may not say."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_folders import CASES, WINDOW, folder_copier, folder_maker, write_folder
+
+from infer.quant.kernels import native
+from infer.runtime.batch import build_batch
+from infer.runtime.config import BLOCK_SIZE, EngineConfig
+from infer.runtime.loader import LoadedModel, load_model
+from infer.runtime.request import Request, Sequence
+from infer.samplers.params import SamplingParams
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+Open = Callable[..., LoadedModel]
+Written = Callable[..., tuple[Path, Any]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return folder_maker(tmp_path_factory.mktemp("folders"))
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    models: list[LoadedModel] = []
+
+    def open_folder(path: Path, **settings: object) -> LoadedModel:
+        config = EngineConfig(
+            **{"device": "cpu", "threads": 1, "ctx": 512, "prefix_cache": False, **settings}
+        )
+        models.append(load_model(path, config, memo_dir=tmp_path))
+        return models[-1]
+
+    yield open_folder
+    for model in models:
+        model.close()
+
+
+@pytest.fixture
+def copied(written: Written, tmp_path: Path) -> Callable[..., Path]:
+    return folder_copier(written, tmp_path / "copy")
+
+
+def _prompt(length: int, seed: int = 1) -> tuple[int, ...]:
+    draw = random.Random(seed)
+    return tuple(draw.randrange(500) for _ in range(length))
+
+
+def _logits(model: LoadedModel, ids: tuple[int, ...], steps: list[int]) -> torch.Tensor:
+    """[len(ids), vocab]: the logits of every position, computed in steps of so many tokens each."""
+    seq = Sequence(Request("0", ids, SamplingParams()), list(ids), block_table=list(range(8)))
+    found = []
+    for count in steps:
+        batch = build_batch([(seq, count)])
+        object.__setattr__(batch, "output_rows", torch.arange(count, dtype=torch.int32))
+        found.append(model.engine._runner.forward(batch).clone())
+        seq.num_computed += count
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("kernel", ["float32", "native"])
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(written: Written, opened: Open, case: str, kernel: str) -> None:
+    if kernel == "native" and not native.available():
+        pytest.skip("the native library was not built here")
+    path, theirs = written(case)
+    ids = _prompt(5 * WINDOW)
+    with torch.inference_mode():
+        wanted = theirs(torch.tensor([ids])).logits[0]
+    found = _logits(opened(path, kernel=kernel, kv_type="f32"), ids, [50, *[1] * 30])
+    assert (found - wanted).abs().max() <= 1e-4 * (wanted.max() - wanted.min())
+
+
+def test_older_spellings_of_the_rope_mean_the_same(written: Written, opened: Open, copied: Any) -> None:
+    """config.json as transformers 4 wrote it."""
+    ids = _prompt(60)
+    for case in ("llama, yarn", "llama, llama3", "gemma3", "phi3, long"):
+        path, _ = written(case)
+        new = json.loads((path / "config.json").read_text())["rope_parameters"]
+        full = dict(new.get("full_attention", new))
+        kind = full.pop("rope_type")
+        old = {"rope_theta": full.pop("rope_theta"), "rope_parameters": ...}
+        if "sliding_attention" in new:
+            old["rope_local_base_freq"] = new["sliding_attention"]["rope_theta"]
+        if partial := full.pop("partial_rotary_factor", None):
+            old["partial_rotary_factor"] = partial
+        folder = copied(case, **old, rope_scaling={**full, "type": kind})
+        wanted, found = (_logits(opened(p, kernel="float32"), ids, [60]) for p in (path, folder))
+        assert torch.equal(found, wanted), case
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs_as_it_is(written: Written, opened: Open, dtype: torch.dtype) -> None:
+    from transformers import AutoModelForCausalLM
+
+    for case in ("gemma2", "phi3"):
+        path, _ = written(case, dtype)
+        ids = _prompt(60)
+        theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        with torch.inference_mode():
+            wanted = theirs(torch.tensor([ids])).logits[0]
+        for kernel in ("float32", "native"):
+            model = opened(path, kernel=kernel, kv_type="f32")
+            found = _logits(model, ids, [50, *[1] * 10])
+            assert (found - wanted).abs().max() <= 1e-4 * (wanted.max() - wanted.min()), (case, kernel)
+            assert model.quantization.startswith({torch.bfloat16: "BF16", torch.float16: "F16"}[dtype])
+
+
+def test_shards_are_one_model(written: Written, opened: Open, tmp_path: Path) -> None:
+    path, theirs = written("qwen2")
+    sharded = write_folder(tmp_path / "sharded", theirs, max_shard_size="150KB")
+    assert len(list(sharded.glob("model-*.safetensors"))) > 2
+    ids = _prompt(40)
+    whole, parts = (_logits(opened(p, kernel="float32"), ids, [40]) for p in (path, sharded))
+    assert torch.equal(whole, parts)
+
+
+def _answer(model: LoadedModel, prompts: dict[str, tuple[int, ...]]) -> tuple[list[int], list[torch.Tensor]]:
+    """Tokens drawn after prompt "a" beside the others, and the logits of each step that has one row."""
+    engine, logits = model.engine, []
+    forward = engine._runner.forward
+
+    def watched(batch: Any) -> torch.Tensor:
+        found = forward(batch)
+        logits.extend(found.clone() if len(prompts) == 1 else [])
+        return found
+
+    engine._runner.forward = watched
+    try:
+        for name, prompt in prompts.items():
+            sampling = SamplingParams(temperature=0.8, seed=3, max_tokens=5, ignore_eos=True)
+            engine.add(Request(name, prompt, sampling))
+        tokens: list[int] = []
+        while engine.has_unfinished():
+            tokens += [t for out in engine.step() if out.request_id == "a" for t in out.new_ids]
+    finally:
+        del engine._runner.forward
+    return tokens, logits
+
+
+@pytest.mark.skipif(not native.available(), reason="the native library was not built here")
+@pytest.mark.parametrize("quant", [None, "int8", "int4"])
+@pytest.mark.parametrize("case", ["llama, llama3", "gemma3", "phi3"])
+def test_chunks_company_and_a_cache_hit_change_no_bit(
+    written: Written, opened: Open, case: str, quant: str | None
+) -> None:
+    path, _ = written(case)
+    prompt = _prompt(2 * BLOCK_SIZE + 20)
+    tokens, logits = _answer(opened(path, quant=quant), {"a": prompt})
+    assert len(logits) == 5
+    for chunk in (1, 7):
+        found = _answer(opened(path, quant=quant, prefill_chunk=chunk), {"a": prompt})
+        assert found[0] == tokens
+        assert all(map(torch.equal, found[1], logits))
+    others = {str(number): _prompt(9 * number + 1, number) for number in range(5)}
+    crowd = opened(path, quant=quant, kv_blocks=40, threads=2, prefill_chunk=100)
+    assert _answer(crowd, {**others, "a": prompt})[0] == tokens
+    warm = opened(path, quant=quant, prefix_cache=True)
+    _answer(warm, {"a": (*prompt[:-1], 501)})
+    assert _answer(warm, {"a": prompt})[0] == tokens
+    assert warm.engine.cached_tokens("a") >= 2 * BLOCK_SIZE
+
+
+def test_the_models_settings_are_the_defaults(copied: Any, opened: Open) -> None:
+    folder = copied()
+    settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
+    (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [3, 4]}))
+    model = opened(folder)
+    assert model.sampling_defaults == {"temperature": 0.6, "top_p": 0.9, "repeat_penalty": 1.1, "top_k": 20}
+    assert {3, 4} <= model.tokenizer.stop_ids
+    assert model.name == "copy"
+    assert model.chat_template is not None
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
+    model = opened(folder)
+    assert model.sampling_defaults == {"temperature": 0.0}
+    assert model.chat_template is not None
+    assert model.chat_template.render_text([{"role": "user", "content": "hi"}]) == "hi!"
+
+
+def test_the_fingerprint_follows_every_file(copied: Any, opened: Open) -> None:
+    folder = copied()
+    seen = {opened(folder).fingerprint}
+    for name, old, new in [
+        ("config.json", "1e-06", "1e-05"),
+        ("tokenizer.json", '"single_word": true', '"single_word": false'),
+    ]:
+        path = folder / name
+        path.write_text(path.read_text().replace(old, new) + " ")
+        seen.add(opened(folder).fingerprint)
+    assert len(seen) == 3
+
+
+def _infer(home: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    code = "import sys; from infer.cli.start import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], input=stdin, capture_output=True, text=True,
+        env={"INFER_HOME": str(home), "PATH": "", "PYTHONPATH": ":".join(sys.path)}, check=False,
+    )  # fmt: skip
+
+
+def test_the_commands_take_a_folder(copied: Any, tmp_path: Path) -> None:
+    folder = str(copied("qwen3"))
+    home = tmp_path / "home"
+    shown = _infer(home, "show", folder, "--json")
+    facts = json.loads(shown.stdout)
+    assert (facts["architecture"], facts["supported"], facts["quantization"]) == ("qwen3", True, "F32")
+    assert (facts["vocab_size"], facts["tokenizer"]) == (512, "tokenizer.json")
+    ids = _infer(home, "tokenize", "-m", folder, "the quick <|im_end|>").stdout.split()
+    assert len(ids) > 3
+    run = _infer(
+        home, "run", "-m", folder, "--raw", "-n", "5", "--temp", "0", "--json", "--ctx", "128", "the quick"
+    )
+    answer = json.loads(run.stdout)
+    assert answer["usage"]["completion_tokens"] == 5
+    assert answer["model"]["fingerprint"] == facts["fingerprint"]
+    failed = _infer(home, "run", "-m", str(Path(folder) / "model.safetensors"), "x")
+    assert failed.returncode == 3
+    assert "give its folder" in failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
