@@ -58,7 +58,7 @@ def read_prompt(wanted: PromptInput, notes: Notes) -> str:
     if named > 1:
         raise UsageError("stdin can be read once: give - only once")
     if named and not wanted.use_stdin:
-        raise UsageError("- reads stdin, which --no-stdin (or INFER_NO_STDIN) forbids: drop one of them")
+        raise UsageError("- reads stdin, which --no-stdin forbids: drop one of them")
     parts = [
         read_stdin(wanted.raw, notes) if name == STDIN else decode(_read_file(name), name, wanted.raw, notes)
         for name in wanted.files

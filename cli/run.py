@@ -10,7 +10,7 @@ import typer
 
 from infer.cli import conversation, report, session
 from infer.cli.conversation import Conversation, ConversationOptions
-from infer.cli.input import PromptInput, checked_argument, read_prompt
+from infer.cli.input import STDIN, PromptInput, checked_argument, read_prompt
 from infer.cli.options import (
     EngineOptions,
     InputOptions,
@@ -63,7 +63,7 @@ def run(
     sampling_params(options, {}, seed=seed, logprobs=options.logprobs)
     answer = open_answer(options)
     text = read_prompt(
-        PromptInput(options.file or (), prompt, use_stdin=not options.no_stdin, raw=options.raw), notes
+        PromptInput(options.file or (), prompt, use_stdin=uses_stdin(options, prompt), raw=options.raw), notes
     )
     with session.logging_to(notes), conversation.opened(options, notes) as talk:
         history: tuple[tuple[str, str], ...] = ()
@@ -81,28 +81,24 @@ def run(
         notes.detail(f"peak memory {peak / 2**20:.0f} MiB")
 
 
+def uses_stdin(options: InputOptions, prompt: str | None) -> bool:
+    """Whether stdin may be read: a `-` on the command line beats what the environment or the config file say."""
+    asked = prompt == STDIN or (options.is_flag("file") and STDIN in (options.file or ()))
+    return not options.no_stdin or (asked and not options.is_flag("no_stdin"))
+
+
 def check(options: RunOptions) -> None:
-    """Raise UsageError for flags that contradict each other, naming where each came from."""
+    """Raise UsageError for flags that do not go together, naming where each came from."""
 
     def clash(name: str, why: str) -> UsageError:
         return UsageError(f"{options.origin(name)} {why}")
 
-    if options.quiet and options.verbose:
-        raise clash("quiet", f"and {options.origin('verbose')} contradict each other: drop one")
-    if options.json and options.jsonl:
-        raise clash("json", f"and {options.origin('jsonl')} contradict each other: drop one")
-    if options.jsonl and options.no_stream:
-        raise clash("no_stream", f"and {options.origin('jsonl')} contradict each other: use --json")
     if options.logprobs is not None and not (options.json or options.jsonl):
         raise clash("logprobs", "needs --json or --jsonl")
     if options.special and not options.raw:
         raise clash("special", "needs --raw: a chat's text never holds control tokens")
     if options.truncate not in (None, HEAD, TAIL):
         raise clash("truncate", f"must be {HEAD} or {TAIL}, not {options.truncate!r}")
-    if options.raw:
-        for name in ("system", "prefill", "chat_template"):
-            if getattr(options, name):
-                raise clash(name, "belongs to a chat, and --raw is none: drop one of them")
     conversation.check(options)
     for name in ("system", "prefill"):
         if getattr(options, name):

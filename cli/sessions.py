@@ -18,8 +18,6 @@ from infer.runtime.errors import SessionError, UsageError
 if TYPE_CHECKING:
     from infer.runtime.store.sessions import Message, Session, SessionFile, SessionStore
 
-HELP = "Conversations kept by `infer run --session`."
-
 _Name = Annotated[
     str, typer.Argument(metavar="NAME", help="A name of `infer session ls`.", autocompletion=complete_session)
 ]
@@ -58,7 +56,10 @@ def rm(
     name: _Name,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a conversation. What the prefix cache holds of it is another matter: see `infer cache clear`."""
+    """Delete a conversation.
+
+    What the prefix cache holds of it is another matter: see `infer cache clear`.
+    """
     store = _store()
     path = store.path(name)
     if os.path.lexists(path) and not yes and not render.confirm_deletion("session rm", str(path)):

@@ -21,6 +21,8 @@ ValueError, which the runtime turns into one of these with the place added.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class InferError(Exception):
     """Base of all errors meant for the user. `str(error)` is the whole one-line message."""
@@ -74,3 +76,12 @@ class SessionError(InferError):
 
 class OutputError(InferError):
     pass
+
+
+def did_you_mean(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """ " (did you mean NAME or NAME?)" with what comes close to a word that is none of the names, else ""."""
+    import difflib
+
+    spelled = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(word.casefold(), spelled, n=2, cutoff=cutoff)
+    return f" (did you mean {' or '.join(spelled[name] for name in close)}?)" if close else ""
