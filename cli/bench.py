@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 class BenchOptions(JsonOptions, EngineOptions, NoteOptions):
     """Every flag of `infer bench`."""
 
+    flags_only = ("prefill",)
     exclusions: ClassVar[tuple[Exclusion, ...]] = (Exclusion("no_cache", "depth"),)
 
     prefill: Annotated[

@@ -50,6 +50,19 @@ COMMANDS: Mapping[str, Line | Group] = {
     "ls": Line("ls:ls", "List the catalog, what of it is here, and other models on this machine."),
     "show": Line("show:show", "Show what a model is: sizes, quantization, tokenizer, license, fingerprint."),
     "rm": Line("rm:rm", "Delete a model of the store, or what an interrupted download of it left."),
+    "config": Group(
+        "Settings: what is set, where it comes from, and changing the config file.",
+        {
+            "get": Line("configure:get", "Print the value in force for a key."),
+            "set": Line(
+                "configure:set_",
+                "Set a key in the config file, for all models or for one; comments and other keys stay.",
+            ),
+            "unset": Line("configure:unset", "Remove a key from the config file."),
+            "list": Line("configure:list_", "List what is set, for the model in use."),
+            "path": Line("configure:path", "Print the path of the config file, which need not exist."),
+        },
+    ),
     "cache": Group(
         "The disk cache of earlier prompts: what it holds, and how to check, trim and empty it.",
         {

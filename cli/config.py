@@ -77,6 +77,7 @@ class Setting:
     name: str
     flag_type: Any
     info: Any
+    default: Any
 
     @property
     def kind(self) -> type:
@@ -102,15 +103,16 @@ def variable(name: str) -> str:
 def settings(group: type[Options]) -> Mapping[str, Setting]:
     """All settings of an option dataclass, by name, in order of declaration."""
     found = {}
-    for name, hint in typing.get_type_hints(group, include_extras=True).items():
+    hints = typing.get_type_hints(group, include_extras=True)
+    for item in dataclasses.fields(group):
+        hint = hints[item.name]
         if typing.get_origin(hint) is not typing.Annotated:
             continue
         inner, info = typing.get_args(hint)
         options = [part for part in typing.get_args(inner) if part is not types.NoneType]
         optional = typing.get_origin(inner) in (types.UnionType, typing.Union)
-        found[name] = Setting(name, options[0] if optional else inner, info)
-    order = [item.name for item in dataclasses.fields(group)]
-    return {name: found[name] for name in order if name in found}
+        found[item.name] = Setting(item.name, options[0] if optional else inner, info, item.default)
+    return found
 
 
 def data_dirs(environ: Mapping[str, str] | None = None) -> DataDirs:
@@ -150,7 +152,7 @@ def resolve(
     chosen: dict[str, Found] = {}
     for name, setting in named.items():
         value = given.get(name)
-        found = sources.find(setting)
+        found = None if name in group.flags_only else sources.find(setting)
         if value == "" and name not in _MAY_BE_EMPTY:
             if found is None:
                 raise UsageError(f"{flag(name)} is empty: give it a value, or leave it out")
@@ -326,9 +328,39 @@ def known(*, loaded_only: bool = False) -> dict[str, Setting]:
         commands.import_all()
     found: dict[str, Setting] = {}
     groups: list[type[Options]] = [Options]
-    while groups:
-        group = groups.pop()
-        for setting in settings(group).values():
-            found.setdefault(key(setting.name), setting)
+    for group in groups:
+        named = settings(group)
+        found.update({key(name): named[name] for name in named if name not in group.flags_only})
         groups.extend(group.__subclasses__())
     return found
+
+
+def write_value(place: tuple[str, ...], value: object | None) -> None:
+    """Set a value in the config file, None to remove it. Readers see the old file or the whole new one.
+
+    Raises UsageError where the file cannot be read or written, or the change needs an editor.
+    """
+    from infer.cli import toml_edit
+    from infer.runtime.store.files import write_atomically
+    from infer.runtime.store.lock import exclusive
+
+    # A link to a file elsewhere, as people keep their settings under version control, stays one.
+    path = Path(os.path.realpath(config_path()))
+    busy = f"{path}: another process is changing it; try again"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(path.with_name(f".{path.name}.lock"), busy=busy, notify=None, error=UsageError):
+            text = read_config_text(path)
+            table = parse_config(text, path)
+            if len(place) == 3:  # of a model that has a table under another spelling
+                spelled = {name.casefold(): name for name in table.get(MODELS, ())}
+                place = (place[0], spelled.get(place[1].casefold(), place[1]), place[2])
+            try:
+                changed = toml_edit.edited(text, place, value)
+            except ValueError:
+                raise UsageError(f"{path}: {'.'.join(place)} is where only an editor can change it") from None
+            parse_config(changed, path)
+            if changed != text:
+                write_atomically(path, changed)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None

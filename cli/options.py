@@ -48,10 +48,12 @@ class Options:
     """Base of all option groups.
 
     origins: where each value that was given comes from, for error messages. given: the flags. exclusions: of the
-    settings of this group.
+    settings of this group. flags_only: its settings that are called like another command's and mean something else,
+    so that no variable and no key stands for them.
     """
 
     exclusions: ClassVar[tuple[Exclusion, ...]] = ()
+    flags_only: ClassVar[tuple[str, ...]] = ()
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     given: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
