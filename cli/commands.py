@@ -110,6 +110,18 @@ class _Switches:
 class Command(_Switches, typer.core.TyperCommand):
     """A command of `infer`, with its parameters."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any(parameter.name == "extract" for parameter in self.params):
+            from infer.cli.extract import attach_language
+
+            options = {
+                word: not getattr(item, "is_flag", True)
+                for item in self.get_params(ctx)
+                for word in item.opts
+            }
+            args = attach_language(args, options)
+        return super().parse_args(ctx, args)
+
 
 class CommandGroup(_Switches, typer.core.TyperGroup):
     """`infer` itself, and its groups of commands."""

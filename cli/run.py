@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infer.cli import conversation, report, session
+from infer.cli.config import Exclusion
 from infer.cli.conversation import Conversation, ConversationOptions
 from infer.cli.input import STDIN, PromptInput, checked_argument, read_prompt
 from infer.cli.options import (
@@ -19,7 +20,7 @@ from infer.cli.options import (
     SamplingOptions,
     takes,
 )
-from infer.cli.output import Answer, JsonAnswer, JsonLinesAnswer, TextAnswer, open_writer
+from infer.cli.output import Answer, CodeAnswer, JsonAnswer, JsonLinesAnswer, TextAnswer, open_writer
 from infer.cli.prompt import HEAD, TAIL, PromptEncoder, answer_room, fit
 from infer.cli.render import Notes, say
 from infer.cli.sampling import draw_seed, sampling_params
@@ -40,6 +41,20 @@ class RunOptions(
     OutputOptions, InputOptions, ConversationOptions, SamplingOptions, EngineOptions, NoteOptions
 ):
     """Every flag of `infer run`."""
+
+    exclusions = tuple(
+        Exclusion("extract", name, "{first} prints code alone, and {second} an object: drop one of them")
+        for name in ("json", "jsonl")
+    )
+    extract: Annotated[
+        str | None,
+        typer.Option(
+            "-x",
+            "--extract",
+            metavar="[LANG]",
+            help="Print only the first fenced code block, or the first one of a language; without one, exit with 1.",
+        ),
+    ] = None
 
 
 @takes(RunOptions)
@@ -105,13 +120,15 @@ def check(options: RunOptions) -> None:
             checked_argument(options.origin(name), getattr(options, name))
 
 
-def open_answer(options: OutputOptions) -> Answer:
+def open_answer(options: RunOptions) -> Answer:
     """Where and how the answer is written. Raises OutputError."""
     writer = open_writer(options.output)
     if options.json:
         return JsonAnswer(writer)
     if options.jsonl:
         return JsonLinesAnswer(writer)
+    if options.extract is not None:
+        return CodeAnswer(writer, stream=not options.no_stream, language=options.extract)
     return TextAnswer(writer, stream=not options.no_stream)
 
 
@@ -236,7 +253,7 @@ def answer_request(
         say(f"infer: warning: {failure}")
     if stop is not None:
         raise stop
-    if failure is not None:
+    if failure is not None or (failure := answer.failure()) is not None:
         raise failure
 
 
