@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, Line | Group] = {
     "ls": Line("ls:ls", "List the catalog, what of it is here, and other models on this machine."),
     "show": Line("show:show", "Show what a model is: sizes, quantization, tokenizer, license, fingerprint."),
     "rm": Line("rm:rm", "Delete a model of the store, or what an interrupted download of it left."),
+    "log": Line("log:log", "Search the log of answers, the newest first; switch it on or off."),
     "config": Group(
         "Settings: what is set, where it comes from, and changing the config file.",
         {

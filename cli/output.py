@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import BinaryIO
 
 from infer.cli.extract import ANY, FencedBlock
-from infer.cli.render import TerminalText, is_terminal
+from infer.cli.render import TerminalText, is_terminal, sanitize
 from infer.cli.signals import held
 from infer.runtime.errors import InferError, OutputError
 
@@ -293,3 +293,14 @@ def json_line(value: object) -> bytes:
     """One line of JSON in UTF-8, safe on a terminal: no control character, no surrogate, no NaN in it."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return (text.translate(_JSON_ESCAPES) + "\n").encode("utf-8")
+
+
+def write_result(content: str | Mapping[str, object]) -> None:
+    """Text, or one JSON object, to stdout: byte for byte, unless that is a terminal. Raises OutputError."""
+    writer = open_writer(None)
+    if isinstance(content, str):
+        writer.queue((sanitize(content) if writer.terminal else content).encode())
+    else:
+        writer.queue(json_line(content))
+    writer.drain()
+    writer.close()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from infer.cli import conversation, report, session
+from infer.cli import conversation, log, report, session
 from infer.cli.config import Exclusion
 from infer.cli.conversation import Conversation, ConversationOptions
 from infer.cli.input import STDIN, PromptInput, checked_argument, read_prompt
+from infer.cli.log import LogOptions
 from infer.cli.options import (
     EngineOptions,
     InputOptions,
@@ -38,11 +39,11 @@ _PATIENCE_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(
-    OutputOptions, InputOptions, ConversationOptions, SamplingOptions, EngineOptions, NoteOptions
+    OutputOptions, InputOptions, ConversationOptions, SamplingOptions, EngineOptions, LogOptions, NoteOptions
 ):
     """Every flag of `infer run`."""
 
-    exclusions = tuple(
+    exclusions: ClassVar[tuple[Exclusion, ...]] = tuple(
         Exclusion("extract", name, "{first} prints code alone, and {second} an object: drop one of them")
         for name in ("json", "jsonl")
     )
@@ -91,7 +92,11 @@ def run(
             request, tokenize_s = make_request(model, options, text, seed, notes, history)
             keeper = _Keeper(talk, text, options.prefill)
             continues = options.raw or bool(options.prefill) or model.chat_template is None
-            answer_request(model, request, options, answer, tokenize_s, keeper, continues=continues)
+            try:
+                answer_request(model, request, options, answer, tokenize_s, keeper, continues=continues)
+            finally:
+                if options.log and keeper.generation is not None:
+                    log_answer(model, options, text, seed, keeper.generation, notes)
     if peak := report.peak_memory():
         notes.detail(f"peak memory {peak / 2**20:.0f} MiB")
 
@@ -182,13 +187,38 @@ def make_request(
     return request, time.perf_counter() - started
 
 
+def log_answer(
+    model: LoadedModel, options: RunOptions, text: str, seed: int, generation: Generation, notes: Notes
+) -> None:
+    """Keep an answer in the log, an interrupted one as "cancelled"."""
+    from infer.runtime.store.log import Exchange
+    from infer.runtime.store.sessions import now
+
+    exchange = Exchange(
+        time=now(),
+        command="run",
+        model=model.name,
+        system=options.system or "",
+        prompt=text,
+        answer=(options.prefill or "") + generation.text,
+        finish=str(generation.finish_reason or "cancelled"),
+        session=options.session or "",
+        prompt_tokens=generation.stats.prompt_tokens,
+        completion_tokens=len(generation.ids),
+        seed=str(seed),
+    )
+    log.record(exchange, notes)
+
+
 class _Keeper:
     """Keeps the turn of a conversation, if there is one. What fails then is said or raised once the answer is out."""
 
     def __init__(self, talk: Conversation | None = None, text: str = "", prefill: str | None = None) -> None:
         self._talk, self._text, self._prefill = talk, text, prefill
+        self.generation: Generation | None = None
 
     def keep(self, generation: Generation) -> InferError | None:
+        self.generation = generation
         if self._talk is not None:
             try:
                 with held():

@@ -12,7 +12,7 @@ import typer
 from infer.cli import render
 from infer.cli.config import data_dirs
 from infer.cli.options import JsonOptions, NoteOptions, Options, complete_session, takes
-from infer.cli.output import json_line, open_writer
+from infer.cli.output import write_result
 from infer.runtime.errors import SessionError, UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def ls(options: JsonOptions) -> None:
 def show(options: JsonOptions, name: _Name) -> None:
     """Print a conversation."""
     session = _read(_store(), name)
-    _write(_object(session) if options.json else _text(session))
+    write_result(_object(session) if options.json else _text(session))
 
 
 @takes(NoteOptions)
@@ -82,7 +82,7 @@ def export(
     if form not in _FORMATS:
         raise UsageError(f"--format must be md or json, not {form!r}")
     session = _read(_store(), name)
-    _write(_object(session) if form == "json" else _markdown(session))
+    write_result(_object(session) if form == "json" else _markdown(session))
 
 
 def _store() -> SessionStore:
@@ -161,14 +161,3 @@ def _markdown(session: Session) -> str:
         title = message.role.capitalize() + (f" ({render.one_line(about)})" if about else "")
         parts.append(f"## {title}\n\n{message.content.rstrip()}\n")
     return "\n".join(parts)
-
-
-def _write(content: str | dict[str, object]) -> None:
-    """Text, or one JSON object, to stdout: byte for byte, unless that is a terminal. Raises OutputError."""
-    writer = open_writer(None)
-    if isinstance(content, dict):
-        writer.queue(json_line(content))
-    else:
-        writer.queue((render.sanitize(content) if writer.terminal else content).encode())
-    writer.drain()
-    writer.close()

@@ -12,6 +12,7 @@
     ├── ContextLengthError          4  the prompt does not fit the context
     ├── NumericalError              1  NaN or infinite logits
     ├── SessionError                1  a kept conversation is damaged, in use, or cannot be written
+    ├── LogError                    1  the log of answers cannot be read or written
     └── OutputError                 1  the answer could not be written
 
 A message is one line that says what failed, where, and what to do. `cli.main` prints it and exits;
@@ -71,6 +72,10 @@ class NumericalError(InferError):
 
 
 class SessionError(InferError):
+    pass
+
+
+class LogError(InferError):
     pass
 
 
