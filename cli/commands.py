@@ -64,6 +64,15 @@ COMMANDS: Mapping[str, Line | Group] = {
             "path": Line("configure:path", "Print the path of the config file, which need not exist."),
         },
     ),
+    "template": Group(
+        "Named prompt templates with variables, for `infer run -t`.",
+        {
+            "ls": Line("templates:ls", "List the templates and their variables."),
+            "show": Line("templates:show", "Print a template."),
+            "set": Line("templates:set_", "Make a template, or replace one."),
+            "rm": Line("templates:rm", "Delete a template."),
+        },
+    ),
     "cache": Group(
         "The disk cache of earlier prompts: what it holds, and how to check, trim and empty it.",
         {

@@ -30,7 +30,7 @@ T = TypeVar("T", bound="Options")
 HOME = "INFER_HOME"
 FILE_NAME = "config.toml"
 MODELS = "models"  # the table of tables with the settings of one model each
-_LARGEST = 1 << 20  # bytes of a config file
+_LARGEST = 1 << 20  # bytes of a config file or a template
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 _MAY_BE_EMPTY = ("system", "prefill", "samplers")
@@ -264,11 +264,11 @@ def _from_toml(setting: Setting, value: object, where: str) -> object:
 
 def read_config(path: Path) -> dict[str, Any]:
     """The config file, checked to hold known keys only; {} where there is no file. Raises UsageError."""
-    return parse_config(read_config_text(path), path)
+    return parse_config(read_settings_text(path, "config file"), path)
 
 
-def read_config_text(path: Path) -> str:
-    """The text of the config file, "" where there is none. Raises UsageError, also for what is no file."""
+def read_settings_text(path: Path, what: str) -> str:
+    """The text of a small file of settings, "" where there is none. Raises UsageError, also for what is no file."""
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -276,20 +276,22 @@ def read_config_text(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise UsageError(f"{path}: cannot read the config file: {error.strerror or error}") from None
+        raise UsageError(f"{path}: cannot read the {what}: {error.strerror or error}") from None
     try:
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UsageError(f"{path}: cannot read the config file: it is no file; move it away")
+                raise UsageError(f"{path}: cannot read the {what}: it is no file; move it away")
             data = file.read(_LARGEST + 1)
     except OSError as error:
-        raise UsageError(f"{path}: cannot read the config file: {error.strerror or error}") from None
+        raise UsageError(f"{path}: cannot read the {what}: {error.strerror or error}") from None
     if len(data) > _LARGEST:
-        raise UsageError(f"{path}: larger than {_LARGEST} bytes; a config file holds one line per flag")
+        raise UsageError(f"{path}: larger than {_LARGEST} bytes, too large for a {what}")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not a TOML file: {error}") from None
+        raise UsageError(
+            f"{path}: the {what} is not UTF-8 text: {error.reason} at offset {error.start}"
+        ) from None
 
 
 def parse_config(text: str, path: Path) -> dict[str, Any]:
@@ -350,7 +352,7 @@ def write_value(place: tuple[str, ...], value: object | None) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(path.with_name(f".{path.name}.lock"), busy=busy, notify=None, error=UsageError):
-            text = read_config_text(path)
+            text = read_settings_text(path, "config file")
             table = parse_config(text, path)
             if len(place) == 3:  # of a model that has a table under another spelling
                 spelled = {name.casefold(): name for name in table.get(MODELS, ())}

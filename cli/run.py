@@ -11,7 +11,7 @@ import typer
 from infer.cli import conversation, log, report, session
 from infer.cli.config import Exclusion
 from infer.cli.conversation import Conversation, ConversationOptions
-from infer.cli.input import STDIN, PromptInput, checked_argument, read_prompt
+from infer.cli.input import STDIN, PromptInput, checked_argument
 from infer.cli.log import LogOptions
 from infer.cli.options import (
     EngineOptions,
@@ -26,6 +26,7 @@ from infer.cli.prompt import HEAD, TAIL, PromptEncoder, answer_room, fit
 from infer.cli.render import Notes, say
 from infer.cli.sampling import draw_seed, sampling_params
 from infer.cli.signals import Terminated, held, patient
+from infer.cli.templates import TemplateOptions, read_with_template
 from infer.runtime.errors import InferError, UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +40,14 @@ _PATIENCE_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(
-    OutputOptions, InputOptions, ConversationOptions, SamplingOptions, EngineOptions, LogOptions, NoteOptions
+    OutputOptions,
+    InputOptions,
+    TemplateOptions,
+    ConversationOptions,
+    SamplingOptions,
+    EngineOptions,
+    LogOptions,
+    NoteOptions,
 ):
     """Every flag of `infer run`."""
 
@@ -78,9 +86,8 @@ def run(
     seed = draw_seed() if options.seed is None else options.seed
     sampling_params(options, {}, seed=seed, logprobs=options.logprobs)
     answer = open_answer(options)
-    text = read_prompt(
-        PromptInput(options.file or (), prompt, use_stdin=uses_stdin(options, prompt), raw=options.raw), notes
-    )
+    wanted = PromptInput(options.file or (), prompt, use_stdin=uses_stdin(options, prompt), raw=options.raw)
+    text = read_with_template(wanted, options, notes)
     with session.logging_to(notes), conversation.opened(options, notes) as talk:
         history: tuple[tuple[str, str], ...] = ()
         if talk is not None:

@@ -155,7 +155,7 @@ def test_unreadable_config_files(tmp_path: Path) -> None:
             config.read_config(path)
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="not a TOML file"):
+    with pytest.raises(UsageError, match="not UTF-8 text"):
         config.read_config(binary)
     binary.write_bytes(b"#" * (2 << 20))
     with pytest.raises(UsageError, match="larger than"):
