@@ -53,8 +53,10 @@ class Conversation:
 
     def applied(self, options: T) -> T:
         """The options with the model and the system message of this conversation."""
-        options = config.for_model(options, self.model)
-        return dataclasses.replace(options, model=self.model, system=self.session.system)
+        system = self.session.system
+        if system is None and options.system == "":
+            system = ""  # not even the template's own
+        return dataclasses.replace(config.for_model(options, self.model), model=self.model, system=system)
 
     def keep(self, text: str, prefill: str | None, generation: Generation) -> None:
         """Add the turn, an interrupted one as "cancelled". Raises SessionError.
@@ -120,11 +122,11 @@ def _begin(store: SessionStore, name: str, options: ConversationOptions) -> Conv
     from infer.runtime.store.sessions import Session, now
 
     model = model_spec(options.model)
-    return Conversation(store, Session(name, model, now(), options.system or None), model)
+    return Conversation(store, Session(name, model, now(), options.system), model)
 
 
 def _check_system(session: Session, options: ConversationOptions, notes: Notes) -> None:
-    if options.system is None or (options.system or None) == session.system:
+    if options.system is None or (options.system or None) == (session.system or None):
         return
     which = "another system message" if session.system else "no system message"
     origin = options.origin("system")

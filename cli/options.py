@@ -226,7 +226,13 @@ class PromptOptions(TextOptions):
         for name in ("system", "prefill", "chat_template")
     )
     system: Annotated[
-        str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system message.")
+        str | None,
+        typer.Option(
+            "-s",
+            "--system",
+            metavar="TEXT",
+            help="The system message; empty: none, not even the template's own.",
+        ),
     ] = None
     prefill: Annotated[
         str | None,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from infer.runtime.generation import Generation
     from infer.runtime.loader import LoadedModel
     from infer.runtime.request import Request
+    from infer.runtime.tokenizer.chat_template import ChatTemplate
 
 # After an interrupt, seconds to wait for a reader that has stopped reading.
 _PATIENCE_S = 1.0
@@ -168,9 +169,10 @@ def make_request(
                     "put the text in the prompt, or give --chat-template"
                 )
         notes.warning(f"{model.name} has no chat template: the text is continued as it is (--raw says so)")
-    encoder = PromptEncoder(
-        model.tokenizer, template, options.special, options.system, options.prefill, history
-    )
+    system = options.system
+    if system == "" and template is not None:
+        system = empty_system(template, options.origin("system"), notes)
+    encoder = PromptEncoder(model.tokenizer, template, options.special, system, options.prefill, history)
     sampling = sampling_params(options, model.sampling_defaults, seed=seed, logprobs=options.logprobs)
     context = model.engine.ctx
     fitted = fit(encoder, text, context, side=options.truncate, room=answer_room(options.max_tokens, context))
@@ -192,6 +194,19 @@ def make_request(
     notes.detail(f"sampling {sampling}")
     request = Request("run", tuple(fitted.ids), sampling, model.tokenizer.stop_ids)
     return request, time.perf_counter() - started
+
+
+def empty_system(template: ChatTemplate, origin: str, notes: Notes) -> str | None:
+    """What an explicitly empty system message is in a prompt: "" where that keeps the template from writing one of its
+    own, else none. Raises ChatTemplateError."""
+    from infer.runtime.tokenizer.default_system import DefaultSystem, default_system
+
+    kind = default_system(template)
+    if kind is DefaultSystem.FIXED:
+        notes.warning(
+            f"{origin} is empty, but {template.name} writes a system message of its own, which stays"
+        )
+    return "" if kind is DefaultSystem.REPLACED else None
 
 
 def log_answer(
