@@ -73,6 +73,11 @@ def bench(options: BenchOptions) -> None:
 
     Prompts are random tokens. Decoding reads all weights, keys and values once a token: how close that comes to
     the speed of plain memory reads is the share of bandwidth.
+
+    Examples:
+      infer bench -m qwen2.5-coder-1.5b-instruct
+      infer bench -p 2048 -n 0 --depth 4096
+      infer bench --json -r 5 | jq .decode_tok_s
     """
     writer = open_writer(None)
     notes = Notes(quiet=options.quiet, verbose=options.verbose)

@@ -64,6 +64,7 @@ COMMANDS: Mapping[str, Line | Group] = {
             "path": Line("configure:path", "Print the path of the config file, which need not exist."),
         },
     ),
+    "man": Line("reference:man", "Print the manual page of all commands."),
     "template": Group(
         "Named prompt templates with variables, for `infer run -t`.",
         {

@@ -18,7 +18,7 @@ from infer.cli import config
 from infer.cli.config import Exclusion
 from infer.cli.options import PromptOptions, SessionOptions, SourceOptions
 from infer.cli.render import Notes
-from infer.runtime.errors import InferError, SessionError, UsageError
+from infer.runtime.errors import InferError, SessionError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from infer.runtime.generation import Generation
@@ -102,7 +102,8 @@ def opened(options: ConversationOptions, notes: Notes) -> Iterator[Conversation 
         if session is None and go_on:
             raise SessionError(f"session {name} was removed meanwhile; --session NAME begins one")
         if session is None:
-            notes.note(f"new session {name}")
+            others = (file.name for file in store.files())
+            notes.note(f"new session {name}{did_you_mean(name, others, cutoff=0.8)}")
             yield _begin(store, name, options)
             return
         if go_on:

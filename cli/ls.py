@@ -32,7 +32,12 @@ class _Row:
 
 @takes(JsonOptions)
 def ls(options: JsonOptions) -> None:
-    """List the catalog, what of it is here, and other models on this machine."""
+    """List the catalog, what of it is here, and other models on this machine.
+
+    Examples:
+      infer ls
+      infer ls --json | jq -r '.models[] | select(.pulled).name'
+    """
     dirs = data_dirs()
     rows = _rows(dirs)
     if options.json:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from infer.cli.commands import COMMANDS, CommandGroup, with_commands
 from infer.cli.output import ClosedStdout, ReaderGone
 from infer.cli.render import say
 from infer.cli.signals import INTERRUPTED, READER_GONE, TERMINATED, Terminated, install, leave
-from infer.runtime.errors import InferError
+from infer.runtime.errors import InferError, did_you_mean
 
 DISTRIBUTION = "infer-local"
 DEBUG = "INFER_DEBUG"
@@ -123,9 +124,14 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 
 def _usage_message(error: Exception) -> str:
+    """typer's words, with what was meant, if something comes close, and where to read more."""
+    context = getattr(error, "ctx", None)
     text: str = error.format_message()  # type: ignore[attr-defined]
-    path = getattr(getattr(error, "ctx", None), "command_path", "infer")
-    return f"{text.rstrip('.')}; see `{path} --help`"
+    if context is not None and hasattr(error, "possibilities") and hasattr(error, "option_name"):
+        words = [word for item in context.command.get_params(context) for word in item.opts]
+        text = f"No such option: {error.option_name}{did_you_mean(error.option_name, words)}"
+    text = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", text)
+    return f"{text.rstrip('.')}; see `{getattr(context, 'command_path', 'infer')} --help`"
 
 
 def _fail(message: str, code: int) -> int:

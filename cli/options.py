@@ -6,6 +6,7 @@ A command declares a dataclass that inherits the groups it needs and is decorate
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -23,10 +24,15 @@ T = TypeVar("T", bound="Options")
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Catalog names, and .gguf files and folders once the word looks like a path."""
+    """Catalog names, other models of the store, and .gguf files and folders once the word looks like a path."""
+    from infer.runtime.errors import InferError
     from infer.runtime.store.catalog import CATALOG
+    from infer.runtime.store.local import list_models
 
-    names = [entry.name for entry in CATALOG if entry.name.startswith(incomplete)]
+    known = [entry.name for entry in CATALOG]
+    with contextlib.suppress(InferError):
+        known += [model.name for model in list_models(config.data_dirs()) if model.name not in known]
+    names = [name for name in known if name.startswith(incomplete)]
     if names and incomplete:
         return names
     folder, _, start = incomplete.rpartition("/")

@@ -21,7 +21,12 @@ def rm(
     ],
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a model of the store, or what an interrupted download of it left."""
+    """Delete a model of the store, or what an interrupted download of it left.
+
+    Examples:
+      infer rm qwen2.5-coder-1.5b-instruct
+      infer rm -y smollm2-135m-instruct
+    """
     from infer.runtime.store import catalog, hub
     from infer.runtime.store.files import human_size
     from infer.runtime.store.local import remove, stored_file

@@ -80,6 +80,15 @@ def run(
     The prompt is the content of -f FILES in order, then stdin if it is not a terminal, then the argument,
     with a blank line between them. The answer goes to stdout and nothing else does. With --session NAME it is
     the next turn of a conversation that is kept.
+
+    Examples:
+      infer run "Write a haiku about the sea."
+      git diff | infer run "Write a commit message." | tee msg
+      infer run -f manual.txt "Which port does it listen on?"
+      infer run -x bash "Count the lines of all C files." > count.sh
+      infer run --json --seed 1 "One word." | jq .usage
+      infer run --session trip -s "Be brief." "Plan a day in Rome."
+      infer run -t summarize --var lang=English -f text.txt
     """
     check(options)
     notes = Notes(quiet=options.quiet, verbose=options.verbose)

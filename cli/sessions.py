@@ -13,7 +13,7 @@ from infer.cli import render
 from infer.cli.config import data_dirs
 from infer.cli.options import JsonOptions, NoteOptions, Options, complete_session, takes
 from infer.cli.output import write_result
-from infer.runtime.errors import SessionError, UsageError
+from infer.runtime.errors import SessionError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from infer.runtime.store.sessions import Message, Session, SessionFile, SessionStore
@@ -28,7 +28,12 @@ _FORMATS = ("md", "json")
 
 @takes(JsonOptions)
 def ls(options: JsonOptions) -> None:
-    """List sessions, the one used last first."""
+    """List sessions, the one used last first.
+
+    Examples:
+      infer session ls
+      infer session ls --json | jq -r '.sessions[].name'
+    """
     store = _store()
     rows = [_row(store, file) for file in store.files()]
     if options.json:
@@ -45,7 +50,12 @@ def ls(options: JsonOptions) -> None:
 
 @takes(JsonOptions)
 def show(options: JsonOptions, name: _Name) -> None:
-    """Print a conversation."""
+    """Print a conversation.
+
+    Examples:
+      infer session show trip
+      infer session show trip --json
+    """
     session = _read(_store(), name)
     write_result(_object(session) if options.json else _text(session))
 
@@ -59,6 +69,10 @@ def rm(
     """Delete a conversation.
 
     What the prefix cache holds of it is another matter: see `infer cache clear`.
+
+    Examples:
+      infer session rm trip
+      infer session rm -y trip
     """
     store = _store()
     path = store.path(name)
@@ -78,7 +92,12 @@ def export(
         str, typer.Option("--format", metavar="md|json", help="json: what `show --json` prints.")
     ] = "md",
 ) -> None:
-    """Print a conversation as Markdown or JSON."""
+    """Print a conversation as Markdown or JSON.
+
+    Examples:
+      infer session export trip > trip.md
+      infer session export trip --format json
+    """
     if form not in _FORMATS:
         raise UsageError(f"--format must be md or json, not {form!r}")
     session = _read(_store(), name)
@@ -99,7 +118,10 @@ def _read(store: SessionStore, name: str) -> Session:
 
 
 def _unknown(store: SessionStore, name: str) -> SessionError:
-    return SessionError(f"there is no session {name!r} in {store.folder}; `infer session ls` lists them")
+    meant = did_you_mean(name, (file.name for file in store.files()))
+    return SessionError(
+        f"there is no session {name!r} in {store.folder}{meant}; `infer session ls` lists them"
+    )
 
 
 def _row(store: SessionStore, file: SessionFile) -> dict[str, Any]:

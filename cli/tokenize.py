@@ -35,6 +35,11 @@ def tokenize(
     """Print the token ids of a text, separated by spaces.
 
     Without --chat the text is taken byte for byte. Only the model file's metadata is read.
+
+    Examples:
+      infer tokenize "Hello, world"
+      infer tokenize < text.txt | wc -w
+      infer tokenize --chat --json "Hi"
     """
     if options.special and options.chat:
         raise UsageError(f"{options.origin('special')} has no effect with --chat: drop one of them")

@@ -87,6 +87,11 @@ def did_you_mean(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str
     """ " (did you mean NAME or NAME?)" with what comes close to a word that is none of the names, else ""."""
     import difflib
 
-    spelled = {name.casefold(): name for name in names}
-    close = difflib.get_close_matches(word.casefold(), spelled, n=2, cutoff=cutoff)
-    return f" (did you mean {' or '.join(spelled[name] for name in close)}?)" if close else ""
+    spelled: dict[str, str] = {}
+    for name in names:
+        # A long name may be known by its beginning.
+        ends = (None, len(word) + 1) if len(word) > 3 else (None,)
+        spelled.update({name.casefold()[:end]: name for end in ends})
+    close = difflib.get_close_matches(word.casefold(), spelled, n=4, cutoff=cutoff)
+    meant = list(dict.fromkeys(spelled[key] for key in close))[:2]
+    return f" (did you mean {' or '.join(meant)}?)" if meant else ""
