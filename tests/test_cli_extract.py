@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import Infer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_model import Script, ScriptedModel, install, stub_engine
 
 from infer.cli.extract import ANY, FencedBlock, attach_language
-from infer.cli.main import invoke
 
 ANSWER = "Sure:\n\n```python\nprint(1)\n\n```\nand\n~~~ sh -e\nls `x`\n~~~\n"
-Call = Callable[..., tuple[int, str, str]]
 
 
 def extract(text: str, language: str = ANY, pieces: int | None = None) -> tuple[bool, str]:
@@ -96,22 +91,16 @@ def test_where_a_language_may_stand(given_: str, result: str) -> None:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> Call:
-    stub_engine(monkeypatch)
-    monkeypatch.setenv("INFER_HOME", str(tmp_path / "home"))
-    for name in ("INFER_MODEL", "INFER_THREADS"):
-        monkeypatch.delenv(name, raising=False)
+def run(scripted_infer: Infer) -> Infer:
+    """run(*arguments, text=…) on a model that answers with the text."""
 
     def call(*arguments: str, text: str = ANSWER) -> tuple[int, str, str]:
-        install(ScriptedModel(Script(text)), monkeypatch.setattr)
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        code = invoke(["run", "--raw", *arguments])
-        return code, *(part.decode() for part in capsysbinary.readouterr())
+        return scripted_infer("run", "--raw", *arguments, script={"text": text})
 
     return call
 
 
-def test_run_prints_only_the_code(run: Call, tmp_path: Path) -> None:
+def test_run_prints_only_the_code(run: Infer, tmp_path: Path) -> None:
     assert run("-x", "hi") == (0, "print(1)\n\n", "")
     assert run("-x", "sh", "--no-stream", "hi") == (0, "ls `x`\n", "")
     path = tmp_path / "code"
@@ -126,7 +115,7 @@ def test_run_prints_only_the_code(run: Call, tmp_path: Path) -> None:
     assert run("-x", "--json", "hi")[0] == 2
 
 
-def test_a_variable_asks_for_it_and_a_flag_overrides_it(run: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_asks_for_it_and_a_flag_overrides_it(run: Infer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFER_EXTRACT", "any")
     assert run("hi")[1] == "print(1)\n\n"
     assert run("--json", "hi")[1].startswith('{"text"')

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sqlite3
 import stat
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from scripted_model import Script, ScriptedModel, install, stub_engine
+from command_line import Infer
 
-from infer.cli.main import invoke
 from infer.runtime.errors import LogError
 from infer.runtime.store import log as log_module
 from infer.runtime.store.log import AnswerLog, Exchange
 from infer.runtime.store.paths import DataDirs
 
-Call = Callable[..., tuple[int, str, str]]
 ITEM = Exchange(
     "2026-01-01T00:00:00Z", "run", "tiny", "", "What is a carriage return?", "It is \\r, 100 % so.",
     "stop", "", 7, 5, "1",
@@ -32,23 +27,13 @@ ITEM = Exchange(
 
 @pytest.fixture
 def store(tmp_path: Path) -> AnswerLog:
-    return AnswerLog(DataDirs.from_home(tmp_path))
+    return AnswerLog(DataDirs.from_home(tmp_path / "home"))
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+def call(scripted_infer: Infer) -> Infer:
     """call(command, …) on a model that answers "Hello there."."""
-    stub_engine(monkeypatch)
-    monkeypatch.setenv("INFER_HOME", str(tmp_path))
-    monkeypatch.delenv("INFER_THREADS", raising=False)
-
-    def run(*arguments: str, **script: Any) -> tuple[int, str, str]:
-        install(ScriptedModel(Script(**script)), monkeypatch.setattr)
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        code = invoke(arguments)
-        return code, *capsys.readouterr()
-
-    return run
+    return scripted_infer
 
 
 def fill(store: AnswerLog) -> None:
@@ -102,14 +87,14 @@ def test_the_file_is_for_its_owner_alone(store: AnswerLog) -> None:
     assert store.find() == [ITEM]
 
 
-def test_nothing_is_kept_until_it_is_asked_for(call: Call, store: AnswerLog) -> None:
+def test_nothing_is_kept_until_it_is_asked_for(call: Infer, store: AnswerLog) -> None:
     assert call("run", "--raw", "hi") == (0, "Hello there.", "")
     assert not store.path.exists()
     assert call("log") == (0, "", "")
     assert call("run", "--raw", "--log", "hi")[0] == 0
     assert len(store.find()) == 1
     assert call("log", "on")[::2] == (0, f"infer: the log is on: {store.path}\n")
-    call("run", "--raw", "one more", template=None)
+    call("run", "--raw", "one more")
     call("run", "--raw", "--no-log", "secret")
     assert call("log", "off", "-q") == (0, "", "")
     call("run", "--raw", "off again")
@@ -117,7 +102,7 @@ def test_nothing_is_kept_until_it_is_asked_for(call: Call, store: AnswerLog) -> 
     assert call("log", "path") == (0, f"{store.path}\n", "")
 
 
-def test_what_is_kept_and_shown(call: Call, store: AnswerLog) -> None:
+def test_what_is_kept_and_shown(call: Infer, store: AnswerLog) -> None:
     call("run", "--raw", "--log", "--seed", str(2**64 - 1), "line\n" * 9)
     item = store.find()[0]
     assert (item.command, item.model, item.answer, item.finish) == ("run", "scripted", "Hello there.", "stop")
@@ -132,7 +117,7 @@ def test_what_is_kept_and_shown(call: Call, store: AnswerLog) -> None:
         ["Hello there."],
     )
     assert call("log", "-n", "0")[0] == 2
-    call("run", "--raw", "--log", "again", fail_after=5)
+    call("run", "--raw", "--log", "again", script={"fail_after": 5})
     assert [row.finish for row in store.find()] == ["cancelled", "stop"]
     assert store.find()[0].answer == "Hello"
 
@@ -154,7 +139,7 @@ def broken_files(store: AnswerLog) -> dict[str, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "garbage", "link", "newer"])
-def test_a_broken_log_is_one_warning(call: Call, store: AnswerLog, kind: str) -> None:
+def test_a_broken_log_is_one_warning(call: Infer, store: AnswerLog, kind: str) -> None:
     broken_files(store)[kind]()
     code, out, err = call("run", "--raw", "--log", "hi")
     assert (code, out, err.count("\n")) == (0, "Hello there.", 1)
@@ -165,7 +150,7 @@ def test_a_broken_log_is_one_warning(call: Call, store: AnswerLog, kind: str) ->
 
 
 def test_a_locked_or_full_log_is_one_warning(
-    call: Call, store: AnswerLog, monkeypatch: pytest.MonkeyPatch
+    call: Infer, store: AnswerLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_module, "_BUSY_S", 0.05)
     store.add(ITEM)
@@ -182,7 +167,7 @@ def test_a_locked_or_full_log_is_one_warning(
         return True
 
     monkeypatch.setattr(log_module, "_make_tables", full)
-    code, out, err = call("run", "--raw", "--log", "hi", text="x" * 20_000, ctx=1 << 16)
+    code, out, err = call("run", "--raw", "--log", "hi", script={"text": "x" * 20_000, "ctx": 1 << 16})
     assert out == "x" * 20_000
     assert (code, err.count("\n")) == (0, 1)
     assert "full" in err

@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from scripted_model import Script, ScriptedModel, install, stub_engine
+from command_line import Infer, prompt_text
 
-from infer.cli.main import invoke
 from infer.cli.templates import fill, variables
 
 
 class Home:
-    def __init__(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        self.path = path
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-        self.model: Any = None
+    def __init__(self, infer: Infer, path: Path) -> None:
+        self._infer, self.path = infer, path
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        self.model = ScriptedModel(Script())
-        install(self.model, self._monkeypatch.setattr)
-        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        return invoke(arguments), *self._capsys.readouterr()
+        return self._infer(*arguments, stdin=stdin)
 
     def prompt(self, *arguments: str, stdin: bytes = b"") -> str:
         """What `infer run --raw …` gives the model."""
         code, _, err = self("run", "--raw", *arguments, stdin=stdin)
         assert (code, err) == (0, "")
-        ids = self.model.engine.requests[0].prompt_ids
-        return bytes(ids[1:]).decode()
+        return prompt_text(self._infer)
 
 
 @pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Home:
-    stub_engine(monkeypatch)
-    monkeypatch.setenv("INFER_HOME", str(tmp_path))
-    return Home(tmp_path, monkeypatch, capsys)
+def home(scripted_infer: Infer, tmp_path: Path) -> Home:
+    return Home(scripted_infer, tmp_path / "home")
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from scripted_model import Script, ScriptedModel, install, stub_engine
+from command_line import Infer, prompt_text
 
-from infer.cli.main import invoke
 from infer.runtime.tokenizer.builtin_templates import BUILTIN
 from infer.runtime.tokenizer.chat_template import ChatTemplate
 from infer.runtime.tokenizer.default_system import DefaultSystem, default_system
@@ -46,26 +43,22 @@ def test_what_a_template_does(source: str, kind: DefaultSystem) -> None:
     assert default_system(ChatTemplate(source, bos_token="<s>")) is kind
 
 
+Prompt = Callable[..., tuple[str, str]]
+
+
 @pytest.fixture
-def prompt(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., tuple[str, str]]:
+def prompt(scripted_infer: Infer) -> Prompt:
     """The prompt that `infer run …` makes of "hi", and stderr."""
-    stub_engine(monkeypatch)
-    monkeypatch.setenv("INFER_HOME", str(tmp_path))
 
     def call(template: str, *arguments: str) -> tuple[str, str]:
-        model = ScriptedModel(Script(template=template))
-        install(model, monkeypatch.setattr)
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        assert invoke(["run", *arguments, "hi"]) == 0
-        text = bytes(token for token in model.engine.requests[0].prompt_ids if token < 256).decode()
-        return text, capsys.readouterr().err
+        code, _, err = scripted_infer("run", *arguments, "hi", script={"template": template})
+        assert code == 0
+        return prompt_text(scripted_infer), err
 
     return call
 
 
-def test_an_empty_system_message(prompt: Callable[..., tuple[str, str]]) -> None:
+def test_an_empty_system_message(prompt: Prompt) -> None:
     assert prompt(DEFAULT) == ("<system>Be kind.\n<user>hi\n<assistant>", "")
     assert prompt(DEFAULT, "-s", "") == ("<system>\n<user>hi\n<assistant>", "")
     assert prompt(TURNS, "-s", "") == ("<user>hi\n<assistant>", "")
@@ -78,7 +71,7 @@ def test_an_empty_system_message(prompt: Callable[..., tuple[str, str]]) -> None
     )
 
 
-def test_a_session_remembers_it(prompt: Callable[..., tuple[str, str]]) -> None:
+def test_a_session_remembers_it(prompt: Prompt) -> None:
     prompt(DEFAULT, "--session", "s", "-s", "")
     again, _ = prompt(DEFAULT, "--session", "s")
     assert again.startswith("<system>\n<user>hi\n<assistant>Hello there.")
