@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from infer.runtime.kvcache.disk.admin import DamagedEntry, ModelUsage, Removal, Verification
     from infer.runtime.kvcache.identity import Label
 
-HELP = "The disk cache of earlier prompts: what it holds, and how to check, trim and empty it."
-
 
 @dataclass(frozen=True, kw_only=True)
 class CacheCommandOptions(JsonOptions, CacheOptions, NoteOptions):
@@ -67,7 +65,12 @@ class _Stored:
 
 @takes(CacheCommandOptions)
 def ls(options: CacheCommandOptions, model: _Model = None) -> None:
-    """List what is stored, per model and way of computing, the one used last first."""
+    """List what is stored, per model and way of computing, the one used last first.
+
+    Examples:
+      infer cache ls
+      infer cache ls -m smollm2-135m-instruct --json
+    """
     root = session.cache_dir(options)
     stored = _stored(root, model)
     if options.json:
@@ -85,7 +88,12 @@ def ls(options: CacheCommandOptions, model: _Model = None) -> None:
 
 @takes(CacheCommandOptions)
 def info(options: CacheCommandOptions, model: _Model = None) -> None:
-    """Show where the cache lies, its limit and use; with -m also everything that a model's entries depend on."""
+    """Show where the cache lies, its limit and use; with -m also everything that a model's entries depend on.
+
+    Examples:
+      infer cache info
+      infer cache info -m smollm2-135m-instruct
+    """
     from infer.runtime.kvcache.disk import admin
 
     root, limit = session.cache_dir(options), session.cache_limit(options)
@@ -131,6 +139,10 @@ def verify(options: CacheCommandOptions, model: _Model = None, yes: _Yes = False
     """Read every entry and compare it with its checksums; damaged ones are removed on request.
 
     Ends with 1 when damaged entries stay, or entries could not be read.
+
+    Examples:
+      infer cache verify
+      infer cache verify -y
     """
     from infer.runtime.kvcache.disk import admin
 
@@ -165,7 +177,14 @@ def verify(options: CacheCommandOptions, model: _Model = None, yes: _Yes = False
 
 @takes(CacheCommandOptions)
 def prune(options: CacheCommandOptions) -> None:
-    """Bring the cache below its limit now, the least recently used first; leftovers of killed processes go too."""
+    """Bring the cache below its limit now, the least recently used first.
+
+    Leftovers of killed processes go too.
+
+    Examples:
+      infer cache prune
+      infer cache prune --cache-limit 1GB
+    """
     from infer.runtime.kvcache.disk import admin
 
     root, limit = session.cache_dir(options), session.cache_limit(options)
@@ -179,7 +198,14 @@ def prune(options: CacheCommandOptions) -> None:
 
 @takes(CacheCommandOptions)
 def clear(options: CacheCommandOptions, model: _Model = None, yes: _Yes = False) -> None:
-    """Delete everything that is stored, or what is stored of one model. Every entry can be computed again."""
+    """Delete everything that is stored, or what is stored of one model.
+
+    Every entry can be computed again.
+
+    Examples:
+      infer cache clear -m smollm2-135m-instruct
+      infer cache clear -y
+    """
     from infer.runtime.kvcache.disk import admin
 
     root = session.cache_dir(options)

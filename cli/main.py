@@ -1,4 +1,4 @@
-"""The console entry point: which commands there are, and how every way of ending becomes an exit code.
+"""The console entry point: `infer` itself, and how every way of ending becomes an exit code.
 
 0 done · 1 failed while running · 2 usage · 3 model cannot be loaded · 4 prompt does not fit the context ·
 130 interrupted · 141 reader went away · 143 terminated. A failure is one line on stderr; with INFER_DEBUG=1
@@ -10,20 +10,20 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import typer.core
 
-from infer.cli import bench, cache, ls, perplexity, pull, rm, run, sessions, show, tokenize
+from infer.cli.commands import COMMANDS, CommandGroup, with_commands
 from infer.cli.output import ClosedStdout, ReaderGone
 from infer.cli.render import say
 from infer.cli.signals import INTERRUPTED, READER_GONE, TERMINATED, Terminated, install, leave
-from infer.runtime.errors import InferError
+from infer.runtime.errors import InferError, did_you_mean
 
 DISTRIBUTION = "infer-local"
 DEBUG = "INFER_DEBUG"
@@ -32,65 +32,12 @@ _OUT_OF_MEMORY = "out of memory: use a smaller model, a smaller --ctx or --kv-ty
 _NO_MEMORY_WORDS = ("can't allocate memory", "out of memory", "bad_alloc", "can't start new thread")
 
 
-class _Switches:
-    """typer imports pydantic (0.15 s) to convert the None of its switches, such as --help: make it False."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for parameter in params:
-            if getattr(parameter, "is_flag", False) and parameter.default is None:
-                parameter.default = False
-        return params
-
-
-class _Command(_Switches, typer.core.TyperCommand):
-    """A command of `infer`."""
-
-
-class _Group(_Switches, typer.core.TyperGroup):
-    """`infer` itself."""
-
-
 app = typer.Typer(
-    cls=_Group,
+    cls=CommandGroup,
     name="infer",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("run", cls=_Command)(run.run)
-app.command("tokenize", cls=_Command)(tokenize.tokenize)
-app.command("bench", cls=_Command)(bench.bench)
-app.command("perplexity", cls=_Command)(perplexity.perplexity)
-app.command("pull", cls=_Command, help=pull.HELP)(pull.pull)
-app.command("ls", cls=_Command, help=ls.HELP)(ls.ls)
-app.command("show", cls=_Command, help=show.HELP)(show.show)
-app.command("rm", cls=_Command, help=rm.HELP)(rm.rm)
-
-
-def _add_group(name: str, text: str, commands: Mapping[str, Callable[..., None]]) -> None:
-    """`infer NAME COMMAND`. Without a command it prints its help."""
-    group = typer.Typer(cls=_Group, rich_markup_mode=None)
-
-    @group.callback(invoke_without_command=True, help=text)
-    def group_help(context: typer.Context) -> None:
-        if context.invoked_subcommand is None:
-            typer.echo(context.get_help())
-
-    for command, function in commands.items():
-        group.command(command, cls=_Command)(function)
-    app.add_typer(group, name=name)
-
-
-_add_group(
-    "cache",
-    cache.HELP,
-    {"ls": cache.ls, "info": cache.info, "verify": cache.verify, "prune": cache.prune, "clear": cache.clear},
-)
-_add_group(
-    "session",
-    sessions.HELP,
-    {"ls": sessions.ls, "show": sessions.show, "rm": sessions.rm, "export": sessions.export},
 )
 
 
@@ -164,7 +111,8 @@ def invoke(arguments: Sequence[str]) -> int:
 
 def _dispatch(arguments: Sequence[str]) -> int:
     try:
-        result = app(args=list(arguments), prog_name="infer", standalone_mode=False)
+        command = with_commands(app, COMMANDS, "infer")
+        result = command.main(args=list(arguments), prog_name="infer", standalone_mode=False)
     except SystemExit as end:
         # Shell completion ends this way, and so does typer when stdout breaks, which it takes for a failure.
         if isinstance(end.__context__, OSError) and end.__context__.errno == errno.EPIPE:
@@ -176,9 +124,14 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 
 def _usage_message(error: Exception) -> str:
+    """typer's words, with what was meant, if something comes close, and where to read more."""
+    context = getattr(error, "ctx", None)
     text: str = error.format_message()  # type: ignore[attr-defined]
-    path = getattr(getattr(error, "ctx", None), "command_path", "infer")
-    return f"{text.rstrip('.')}; see `{path} --help`"
+    if context is not None and hasattr(error, "possibilities") and hasattr(error, "option_name"):
+        words = [word for item in context.command.get_params(context) for word in item.opts]
+        text = f"No such option: {error.option_name}{did_you_mean(error.option_name, words)}"
+    text = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", text)
+    return f"{text.rstrip('.')}; see `{getattr(context, 'command_path', 'infer')} --help`"
 
 
 def _fail(message: str, code: int) -> int:

@@ -6,26 +6,33 @@ A command declares a dataclass that inherits the groups it needs and is decorate
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
 
 from infer.cli import config
+from infer.cli.config import Exclusion
 
 T = TypeVar("T", bound="Options")
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Catalog names, and .gguf files and folders once the word looks like a path."""
+    """Catalog names, other models of the store, and .gguf files and folders once the word looks like a path."""
+    from infer.runtime.errors import InferError
     from infer.runtime.store.catalog import CATALOG
+    from infer.runtime.store.local import list_models
 
-    names = [entry.name for entry in CATALOG if entry.name.startswith(incomplete)]
+    known = [entry.name for entry in CATALOG]
+    with contextlib.suppress(InferError):
+        known += [model.name for model in list_models(config.data_dirs()) if model.name not in known]
+    names = [name for name in known if name.startswith(incomplete)]
     if names and incomplete:
         return names
     folder, _, start = incomplete.rpartition("/")
@@ -44,17 +51,30 @@ def complete_model(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of all option groups. origins: where each value that was given comes from, for error messages."""
+    """Base of all option groups.
 
+    origins: where each value that was given comes from, for error messages. given: the flags. exclusions: of the
+    settings of this group. flags_only: its settings that are called like another command's and mean something else,
+    so that no variable and no key stands for them.
+    """
+
+    exclusions: ClassVar[tuple[Exclusion, ...]] = ()
+    flags_only: ClassVar[tuple[str, ...]] = ()
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    given: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     def origin(self, name: str) -> str:
         """ "--temp", "INFER_TEMP" or "temp in …/config.toml"; the flag when the default is in force."""
         return self.origins.get(name, config.flag(name))
 
+    def is_flag(self, name: str) -> bool:
+        """Whether the value in force was given on the command line."""
+        return self.origins.get(name) == config.flag(name)
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoteOptions(Options):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = (Exclusion("quiet", "verbose"),)
     quiet: Annotated[
         bool, typer.Option("-q", "--quiet", help="Nothing on stderr but errors (and --stats, if asked for).")
     ] = False
@@ -106,6 +126,7 @@ class CacheOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(SourceOptions, CacheOptions):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = (Exclusion("no_cache", "cache_read_only"),)
     ctx: Annotated[
         int | None, typer.Option("--ctx", metavar="N", help="Tokens of context. [default: the model's]")
     ] = None
@@ -207,8 +228,18 @@ class TextOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions(TextOptions):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = tuple(
+        Exclusion(name, "raw", "{first} belongs to a chat, and {second} is none: drop one of them")
+        for name in ("system", "prefill", "chat_template")
+    )
     system: Annotated[
-        str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system message.")
+        str | None,
+        typer.Option(
+            "-s",
+            "--system",
+            metavar="TEXT",
+            help="The system message; empty: none, not even the template's own.",
+        ),
     ] = None
     prefill: Annotated[
         str | None,
@@ -239,6 +270,7 @@ def complete_session(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOptions(Options):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = (Exclusion("session", "continue_"),)
     session: Annotated[
         str | None,
         typer.Option(
@@ -255,6 +287,7 @@ class SessionOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizeOptions(TextOptions):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = (Exclusion("raw", "chat"),)
     chat: Annotated[
         bool, typer.Option("--chat", help="Render the text as a user message with the chat template.")
     ] = False
@@ -277,6 +310,10 @@ class JsonOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(JsonOptions):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = (
+        Exclusion("json", "jsonl"),
+        Exclusion("no_stream", "jsonl"),
+    )
     jsonl: Annotated[
         bool, typer.Option("--jsonl", help='Stream {"delta": …} lines, then the JSON object.')
     ] = False

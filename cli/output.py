@@ -21,9 +21,10 @@ import sys
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from infer.cli.render import TerminalText, is_terminal
+from infer.cli.extract import ANY, FencedBlock
+from infer.cli.render import TerminalText, is_terminal, sanitize
 from infer.cli.signals import held
-from infer.runtime.errors import OutputError
+from infer.runtime.errors import InferError, OutputError
 
 _GONE = (errno.EPIPE, errno.ECONNRESET)
 # A pipe that select calls writable takes this many bytes without blocking, so a write can be short and held.
@@ -190,6 +191,10 @@ class Answer(abc.ABC):
     def abandon(self) -> None:  # noqa: B027 (only text has something to put right)
         """The run failed: leave the terminal at the start of a line."""
 
+    def failure(self) -> InferError | None:
+        """Why the finished answer is not what was asked for."""
+        return None
+
     def drain(self, timeout: float | None = None) -> None:
         """Write what is queued (see `Writer.drain`)."""
         self._writer.drain(timeout)
@@ -209,6 +214,9 @@ class TextAnswer(Answer):
         self._line_open = False
 
     def delta(self, text: str) -> None:
+        self._show(text)
+
+    def _show(self, text: str) -> None:
         if not self._stream:
             self._held.append(text)
         elif self._terminal is None:
@@ -224,7 +232,7 @@ class TextAnswer(Answer):
 
     def _end(self) -> None:
         self._stream = True
-        self.delta("".join(self._held))
+        self._show("".join(self._held))
         self._held.clear()
         if self._terminal is not None:
             self._put(self._terminal.finish())
@@ -234,6 +242,32 @@ class TextAnswer(Answer):
         if text:
             self._line_open = not text.endswith("\n")
             self._writer.queue(text.encode("utf-8", "replace"))
+
+
+class CodeAnswer(TextAnswer):
+    """Of the text, what the first fenced code block holds. Where there is none, `-o FILE` stays as it was."""
+
+    def __init__(self, writer: Writer, *, stream: bool, language: str) -> None:
+        super().__init__(writer, stream=stream)
+        self._language = language
+        self._block = FencedBlock(language)
+
+    def delta(self, text: str) -> None:
+        self._show(self._block.push(text))
+
+    def _end(self) -> None:
+        self._show(self._block.finish())
+        super()._end()
+
+    def failure(self) -> InferError | None:
+        if self._block.found:
+            return None
+        kind = "" if self._language == ANY else f"{self._language} "
+        return InferError(f"the answer holds no fenced {kind}code block: ask for one, or drop --extract")
+
+    def close(self) -> None:
+        if self._block.found:
+            super().close()
 
 
 class JsonAnswer(Answer):
@@ -259,3 +293,14 @@ def json_line(value: object) -> bytes:
     """One line of JSON in UTF-8, safe on a terminal: no control character, no surrogate, no NaN in it."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return (text.translate(_JSON_ESCAPES) + "\n").encode("utf-8")
+
+
+def write_result(content: str | Mapping[str, object]) -> None:
+    """Text, or one JSON object, to stdout: byte for byte, unless that is a terminal. Raises OutputError."""
+    writer = open_writer(None)
+    if isinstance(content, str):
+        writer.queue((sanitize(content) if writer.terminal else content).encode())
+    else:
+        writer.queue(json_line(content))
+    writer.drain()
+    writer.close()

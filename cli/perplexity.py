@@ -29,6 +29,8 @@ CTX = 512
 class PerplexityOptions(JsonOptions, EngineOptions, NoteOptions):
     """Every flag of `infer perplexity`."""
 
+    flags_only = ("file",)
+
     ctx: Annotated[
         int | None, typer.Option("--ctx", metavar="N", help=f"Tokens of a window. [default: {CTX}]")
     ] = None
@@ -46,6 +48,11 @@ def perplexity(options: PerplexityOptions) -> None:
 
     The text is cut into windows of --ctx tokens and the second half of each is scored, as llama.cpp does it.
     Values so far go to a terminal, or to stderr with --verbose; the result goes to stdout.
+
+    Examples:
+      infer perplexity -f wiki.test.raw
+      infer perplexity -f wiki.test.raw --chunks 20 --kv-type int8
+      head -c 100000 book.txt | infer perplexity -f - --json
     """
     if options.file is None:
         raise UsageError("perplexity needs a text: give -f FILE (- for stdin)")

@@ -37,7 +37,7 @@ class PromptEncoder:
             return self.tokenizer.encode_prompt(text, special=self.special)
         from infer.runtime.tokenizer.chat_template import Segment, encode_segments
 
-        messages = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for question, answer in self.history:
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         messages.append({"role": "user", "content": text})

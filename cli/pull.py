@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from infer.runtime.store.pull import PullOptions
 
-HELP = "Download a model: a catalog name (see `infer ls`) or hf:org/repo[:file]. Prints its path."
-
 
 @takes(NoteOptions)
 def pull(
@@ -32,6 +30,13 @@ def pull(
         ),
     ],
 ) -> None:
+    """Download a model and print its path.
+
+    Examples:
+      infer pull qwen2.5-coder-1.5b-instruct
+      infer pull hf:bartowski/SmolLM2-360M-Instruct-GGUF
+      ls -l "$(infer pull -q smollm2-135m-instruct)"
+    """
     from infer.runtime.store.pull import ensure_local
     from infer.runtime.store.resolve import CatalogModel, resolve
 

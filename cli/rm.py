@@ -12,8 +12,6 @@ from infer.cli.config import data_dirs
 from infer.cli.options import NoteOptions, complete_model, takes
 from infer.runtime.errors import UsageError
 
-HELP = "Delete a model of the store, or what an interrupted download of it left."
-
 
 @takes(NoteOptions)
 def rm(
@@ -23,6 +21,12 @@ def rm(
     ],
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> None:
+    """Delete a model of the store, or what an interrupted download of it left.
+
+    Examples:
+      infer rm qwen2.5-coder-1.5b-instruct
+      infer rm -y smollm2-135m-instruct
+    """
     from infer.runtime.store import catalog, hub
     from infer.runtime.store.files import human_size
     from infer.runtime.store.local import remove, stored_file

@@ -12,13 +12,11 @@ import typer
 from infer.cli import render
 from infer.cli.config import data_dirs
 from infer.cli.options import JsonOptions, NoteOptions, Options, complete_session, takes
-from infer.cli.output import json_line, open_writer
-from infer.runtime.errors import SessionError, UsageError
+from infer.cli.output import write_result
+from infer.runtime.errors import SessionError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from infer.runtime.store.sessions import Message, Session, SessionFile, SessionStore
-
-HELP = "Conversations kept by `infer run --session`."
 
 _Name = Annotated[
     str, typer.Argument(metavar="NAME", help="A name of `infer session ls`.", autocompletion=complete_session)
@@ -30,7 +28,12 @@ _FORMATS = ("md", "json")
 
 @takes(JsonOptions)
 def ls(options: JsonOptions) -> None:
-    """List sessions, the one used last first."""
+    """List sessions, the one used last first.
+
+    Examples:
+      infer session ls
+      infer session ls --json | jq -r '.sessions[].name'
+    """
     store = _store()
     rows = [_row(store, file) for file in store.files()]
     if options.json:
@@ -47,9 +50,14 @@ def ls(options: JsonOptions) -> None:
 
 @takes(JsonOptions)
 def show(options: JsonOptions, name: _Name) -> None:
-    """Print a conversation."""
+    """Print a conversation.
+
+    Examples:
+      infer session show trip
+      infer session show trip --json
+    """
     session = _read(_store(), name)
-    _write(_object(session) if options.json else _text(session))
+    write_result(_object(session) if options.json else _text(session))
 
 
 @takes(NoteOptions)
@@ -58,7 +66,14 @@ def rm(
     name: _Name,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a conversation. What the prefix cache holds of it is another matter: see `infer cache clear`."""
+    """Delete a conversation.
+
+    What the prefix cache holds of it is another matter: see `infer cache clear`.
+
+    Examples:
+      infer session rm trip
+      infer session rm -y trip
+    """
     store = _store()
     path = store.path(name)
     if os.path.lexists(path) and not yes and not render.confirm_deletion("session rm", str(path)):
@@ -77,11 +92,16 @@ def export(
         str, typer.Option("--format", metavar="md|json", help="json: what `show --json` prints.")
     ] = "md",
 ) -> None:
-    """Print a conversation as Markdown or JSON."""
+    """Print a conversation as Markdown or JSON.
+
+    Examples:
+      infer session export trip > trip.md
+      infer session export trip --format json
+    """
     if form not in _FORMATS:
         raise UsageError(f"--format must be md or json, not {form!r}")
     session = _read(_store(), name)
-    _write(_object(session) if form == "json" else _markdown(session))
+    write_result(_object(session) if form == "json" else _markdown(session))
 
 
 def _store() -> SessionStore:
@@ -98,7 +118,10 @@ def _read(store: SessionStore, name: str) -> Session:
 
 
 def _unknown(store: SessionStore, name: str) -> SessionError:
-    return SessionError(f"there is no session {name!r} in {store.folder}; `infer session ls` lists them")
+    meant = did_you_mean(name, (file.name for file in store.files()))
+    return SessionError(
+        f"there is no session {name!r} in {store.folder}{meant}; `infer session ls` lists them"
+    )
 
 
 def _row(store: SessionStore, file: SessionFile) -> dict[str, Any]:
@@ -160,14 +183,3 @@ def _markdown(session: Session) -> str:
         title = message.role.capitalize() + (f" ({render.one_line(about)})" if about else "")
         parts.append(f"## {title}\n\n{message.content.rstrip()}\n")
     return "\n".join(parts)
-
-
-def _write(content: str | dict[str, object]) -> None:
-    """Text, or one JSON object, to stdout: byte for byte, unless that is a terminal. Raises OutputError."""
-    writer = open_writer(None)
-    if isinstance(content, dict):
-        writer.queue(json_line(content))
-    else:
-        writer.queue((render.sanitize(content) if writer.terminal else content).encode())
-    writer.drain()
-    writer.close()

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from infer.runtime.store.paths import DataDirs
     from infer.runtime.store.resolve import ModelSource
 
-HELP = "Show what a model is: architecture, sizes, quantization, tokenizer, license, fingerprint."
-
 
 @takes(JsonOptions)
 def show(
@@ -37,6 +35,13 @@ def show(
     ],
     template: Annotated[bool, typer.Option("--template", help="Print the chat template, all of it.")] = False,
 ) -> None:
+    """Show what a model is: sizes, quantization, tokenizer, license, fingerprint.
+
+    Examples:
+      infer show smollm2-135m-instruct
+      infer show --template ./model.gguf
+      infer show --json ./model.gguf | jq .context_length
+    """
     from infer.runtime.store.pull import is_pulled
     from infer.runtime.store.resolve import CatalogModel, resolve
 

@@ -57,6 +57,46 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make_tiny
 
 
+@pytest.fixture
+def tiny_infer(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    tiny_llama: Callable[..., Path],
+) -> Callable[..., tuple[int, str, str]]:
+    """`tiny_infer(*arguments, stdin=b"")` runs `infer` on a tiny model with one thread: exit code, stdout, stderr."""
+    from command_line import call
+
+    monkeypatch.setenv("INFER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("INFER_MODEL", str(tiny_llama(quant="Q8_0")))
+    monkeypatch.setenv("INFER_THREADS", "1")
+    return lambda *arguments, stdin=b"": call(arguments, monkeypatch, capsys, stdin)
+
+
+@pytest.fixture
+def scripted_infer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """`scripted_infer(*arguments, stdin=b"", script={})` runs `infer` with a `scripted_model.ScriptedModel`, which is
+    then its attribute `model`."""
+    from command_line import call
+    from scripted_model import Script, ScriptedModel, install, stub_engine
+
+    stub_engine(monkeypatch)
+    monkeypatch.setenv("INFER_HOME", str(tmp_path / "home"))
+    for name in ("INFER_MODEL", "INFER_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(
+        *arguments: str, stdin: bytes = b"", script: dict[str, Any] | None = None
+    ) -> tuple[int, str, str]:
+        run.model = ScriptedModel(Script(**script or {}))  # type: ignore[attr-defined]
+        install(run.model, monkeypatch.setattr)  # type: ignore[attr-defined]
+        return call(arguments, monkeypatch, capsys, stdin)
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The real SmolLM2-135M-Instruct file: the one INFER_TEST_MODEL names, else the store's (pulled once).

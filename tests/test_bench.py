@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import torch
+from command_line import Infer
 
-from infer.cli.main import invoke
 from infer.quant.kernels import native
 from infer.runtime import bandwidth
 from infer.runtime.batch import ForwardBatch
@@ -20,7 +21,6 @@ from infer.runtime.config import BLOCK_SIZE, EngineConfig
 from infer.runtime.loader import LoadedModel, load_model
 
 Load = Callable[..., LoadedModel]
-Run = Callable[..., tuple[int, str, str]]
 
 RATE = {"type": ["number", "null"], "exclusiveMinimum": 0}
 COUNT = {"type": "integer", "minimum": 0}
@@ -66,22 +66,9 @@ def load(tiny_llama: Callable[..., Path], tmp_path: Path) -> Iterator[Load]:
 
 
 @pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    tiny_llama: Callable[..., Path],
-) -> Run:
-    """run(*arguments) runs `infer bench` on a tiny model."""
-    monkeypatch.setenv("INFER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("INFER_MODEL", str(tiny_llama(quant="Q8_0")))
-    monkeypatch.setenv("INFER_THREADS", "1")
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = invoke(["bench", *arguments])
-        return code, *capsys.readouterr()
-
-    return call
+def run(tiny_infer: Infer) -> Infer:
+    """run(*arguments, stdin=b"") runs `infer bench` on a tiny model."""
+    return partial(tiny_infer, "bench")
 
 
 def _watch(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
@@ -167,7 +154,7 @@ def test_bandwidth_with_and_without_the_library(monkeypatch: pytest.MonkeyPatch)
     assert bandwidth.measure_bandwidth(cpu, 2) > 0
 
 
-def test_the_command_prints_a_table_or_an_object(run: Run) -> None:
+def test_the_command_prints_a_table_or_an_object(run: Infer) -> None:
     code, out, err = run("-p", "40", "-n", "3", "-r", "2", "-d", "70", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
@@ -189,7 +176,7 @@ def test_the_command_prints_a_table_or_an_object(run: Run) -> None:
     assert err.count("tok/s") == 2
 
 
-def test_either_part_can_be_left_out(run: Run) -> None:
+def test_either_part_can_be_left_out(run: Infer) -> None:
     found = json.loads(run("-p", "0", "-n", "3", "-r", "1", "--json")[1])
     jsonschema.validate(found, SCHEMA)
     assert found["prefill_tok_s"] is None
@@ -206,7 +193,7 @@ def test_either_part_can_be_left_out(run: Run) -> None:
     ]  # fmt: skip
 
 
-def test_bad_calls_are_one_line(run: Run) -> None:
+def test_bad_calls_are_one_line(run: Infer) -> None:
     for arguments, message in (
         (("-p", "-1"), "--prefill must be at least 0"),
         (("-r", "0"), "--repetitions must be at least 1"),
@@ -221,7 +208,17 @@ def test_bad_calls_are_one_line(run: Run) -> None:
         assert message in err
 
 
-def test_the_disk_cache_is_left_alone(run: Run, tmp_path: Path) -> None:
+def test_a_measurement_beyond_the_context(run: Infer, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = run("-p", "513", "-n", "1")
+    assert (code, out, err.count("\n")) == (4, "", 1)
+    assert "needs 513 tokens of context" in err
+    code, _, err = run("-p", "513", "-n", "1", "-r", "1", "--ctx", "513")
+    assert (code, err.count("\n")) == (0, 1)
+    monkeypatch.setenv("INFER_NO_CACHE", "1")
+    assert run("-p", "4", "-n", "1", "-r", "1", "-d", "9")[0] == 0
+
+
+def test_the_disk_cache_is_left_alone(run: Infer, tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     code, _, err = run("-p", "9", "-n", "2", "-r", "1", "-d", "130", "--cache-dir", str(folder))
     assert code == 0

@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Infer
 
 from infer.cli.main import invoke
 
-Run = Callable[..., tuple[int, str, str]]
 PROMPT = "The quick brown fox walks along the river and"
 
 
 @pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    tiny_llama: Callable[..., Path],
-) -> Run:
-    """run(*arguments) runs `infer run` on the tiny model with two threads at most."""
-    monkeypatch.setenv("INFER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("INFER_MODEL", str(tiny_llama(quant="Q8_0")))
-    monkeypatch.setenv("INFER_THREADS", "1")
-
-    def call(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = invoke(["run", *arguments])
-        return code, *capsys.readouterr()
-
-    return call
+def run(tiny_infer: Infer) -> Infer:
+    """run(*arguments, stdin=b"") runs `infer run` on a tiny model."""
+    return partial(tiny_infer, "run")
 
 
-def report(run: Run, *arguments: str) -> dict[str, Any]:
+def report(run: Infer, *arguments: str) -> dict[str, Any]:
     code, out, err = run("--json", *arguments)
     assert (code, err) == (0, "")
     return dict(json.loads(out))
 
 
-def test_every_road_gives_the_same_answer(run: Run) -> None:
+def test_every_road_gives_the_same_answer(run: Infer) -> None:
     common = ["--raw", "-n", "24", "--seed", "5", "--ignore-eos"]
     whole = report(run, *common, PROMPT)
     assert whole["usage"]["completion_tokens"] == len(whole["ids"]) == 24
@@ -64,24 +50,24 @@ def test_every_road_gives_the_same_answer(run: Run) -> None:
     assert json.loads(lines[-1])["ids"] == whole["ids"]
 
 
-def test_another_seed_is_another_answer(run: Run) -> None:
+def test_another_seed_is_another_answer(run: Infer) -> None:
     answers = {report(run, "--raw", "--temp", "3", "-n", "16", PROMPT)["text"] for _ in range(3)}
     assert len(answers) > 1
 
 
-def test_the_report_names_the_model(run: Run) -> None:
+def test_the_report_names_the_model(run: Infer) -> None:
     model = report(run, "--raw", "-n", "1", PROMPT)["model"]
     assert (model["architecture"], model["name"]) == ("llama", "Tiny llama")
     assert len(model["fingerprint"]) == 64
 
 
-def test_chat_and_tokenize_agree(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_and_tokenize_agree(run: Infer, capsys: pytest.CaptureFixture[str]) -> None:
     usage = report(run, "-n", "2", "The fox")["usage"]
     assert invoke(["tokenize", "--chat", "The fox"]) == 0
     assert usage["prompt_tokens"] == len(capsys.readouterr().out.split())
 
 
-def test_stop_strings_end_the_answer(run: Run) -> None:
+def test_stop_strings_end_the_answer(run: Infer) -> None:
     common = ["--raw", "--temp", "0", "--ignore-eos", "-n", "16"]
     text = report(run, *common, PROMPT)["text"]
     stop = text[4:7]
@@ -90,7 +76,7 @@ def test_stop_strings_end_the_answer(run: Run) -> None:
     assert stopped["text"] == text[: text.index(stop)]
 
 
-def test_logprobs_are_those_of_the_answer(run: Run) -> None:
+def test_logprobs_are_those_of_the_answer(run: Infer) -> None:
     got = report(run, "--raw", "--temp", "0", "-n", "3", "--logprobs", "2", PROMPT)
     assert [item["id"] for item in got["logprobs"]] == got["ids"]
     for item in got["logprobs"]:
@@ -98,7 +84,7 @@ def test_logprobs_are_those_of_the_answer(run: Run) -> None:
         assert item["logprob"] == item["top"][0]["logprob"] >= item["top"][1]["logprob"]
 
 
-def test_a_full_context(run: Run) -> None:
+def test_a_full_context(run: Infer) -> None:
     code, out, err = run("--raw", "fox " * 600)
     assert (code, out, err.count("\n")) == (4, "", 1)
     assert "context holds 512" in err
@@ -110,7 +96,7 @@ def test_a_full_context(run: Run) -> None:
     assert sum(ended["usage"][name] for name in ("prompt_tokens", "completion_tokens")) in (32, 33)
 
 
-def test_a_damaged_file_is_exit_3(run: Run, tmp_path: Path, tiny_llama: Callable[..., Path]) -> None:
+def test_a_damaged_file_is_exit_3(run: Infer, tmp_path: Path, tiny_llama: Callable[..., Path]) -> None:
     broken = tmp_path / "broken.gguf"
     data = tiny_llama(quant="Q8_0").read_bytes()
     for content in (data[: len(data) // 2], b"GGUF", b"", data[:200]):
@@ -120,14 +106,14 @@ def test_a_damaged_file_is_exit_3(run: Run, tmp_path: Path, tiny_llama: Callable
         assert "broken.gguf" in err
 
 
-def test_flags_of_the_engine_are_checked(run: Run) -> None:
+def test_flags_of_the_engine_are_checked(run: Infer) -> None:
     for flags in (["--device", "tpu"], ["--kernel", "abacus"], ["--chat-template", "/no/such.jinja"]):
         code, out, err = run(*flags, "x")
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert flags[-1] in err
 
 
-def test_flags_that_would_have_no_effect(run: Run) -> None:
+def test_flags_that_would_have_no_effect(run: Infer) -> None:
     code, _, err = run("--quant", "int4", "--raw", "-n", "1", PROMPT)
     assert code == 0
     assert (

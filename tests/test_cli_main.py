@@ -25,10 +25,15 @@ MAY_IMPORT = re.compile(
 )
 
 
-def run(*arguments: str, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+ENTRY_POINT = "from infer.cli.main import main; main()"
+
+
+def run(
+    *arguments: str, home: Path, code: str = ENTRY_POINT, **variables: str
+) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("INFER_")}
     return subprocess.run(
-        [sys.executable, "-c", "from infer.cli.main import main; main()", *arguments],
+        [sys.executable, "-c", code, *arguments],
         env={**environment, "INFER_HOME": str(home), **variables},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
@@ -49,7 +54,7 @@ def test_what_light_commands_import(tmp_path: Path, arguments: list[str]) -> Non
     modules = done.stdout.rpartition("\nMODULES ")[2].split()
     assert not {name.split(".")[0] for name in modules} & HEAVY
     ours = [name for name in modules if name.startswith("infer")]
-    assert "infer.cli.run" in ours
+    assert ("infer.cli.run" in ours) == ("run" in arguments)
     assert [name for name in ours if not MAY_IMPORT.fullmatch(name)] == []
 
 
@@ -133,6 +138,39 @@ def test_completion(tmp_path: Path, words: str, expected: set[str]) -> None:
     }
     done = run(home=tmp_path, **variables)
     assert set(done.stdout.split()) == expected, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("infer run -m my-", "my-model.gguf"),
+        ("infer show smol", "smollm2-135m-instruct"),
+        ("infer run --session tr", "trip"),
+        ("infer session export ", "trip"),
+        ("infer run -t sum", "summarize"),
+        ("infer config set top_", "top_k"),
+        ("infer cache pr", "prune"),
+    ],
+)
+def test_names_complete_in_every_shell(tmp_path: Path, shell: str, words: str, expected: str) -> None:
+    for file in ("models/my-model.gguf", "state/sessions/trip.jsonl", "config/templates/summarize.txt"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    variables = {
+        "_INFER_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+        "_TYPER_COMPLETE_ARGS": words,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    code = (
+        "import sys; from infer.cli.main import invoke; invoke([]);"
+        f"sys.exit(bool({HEAVY - {'rich', 'pydantic'}!r} & set(sys.modules)))"
+    )
+    done = run(home=tmp_path, code=code, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert expected in re.split(r"[\s\"():]+", done.stdout)
 
 
 def test_paths_complete_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
-import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from command_line import Infer
 from tiny_models import CORPUS
 
-from infer.cli.main import invoke
 from infer.runtime.config import BLOCK_SIZE, EngineConfig
 from infer.runtime.errors import NumericalError, UsageError
 from infer.runtime.loader import LoadedModel, load_model
@@ -248,30 +247,14 @@ SCHEMA: dict[str, Any] = {
     },
 }
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    tiny_llama: Callable[..., Path],
-) -> Run:
-    """run(*arguments) runs `infer perplexity` on a tiny model."""
-    monkeypatch.setenv("INFER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("INFER_MODEL", str(tiny_llama(quant="Q8_0")))
-    monkeypatch.setenv("INFER_THREADS", "1")
-
-    def call(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = invoke(["perplexity", *arguments])
-        return code, *capsys.readouterr()
-
-    return call
+def run(tiny_infer: Infer) -> Infer:
+    """run(*arguments, stdin=b"") runs `infer perplexity` on a tiny model."""
+    return partial(tiny_infer, "perplexity")
 
 
-def test_the_command_prints_one_line_or_one_object(run: Run, tmp_path: Path) -> None:
+def test_the_command_prints_one_line_or_one_object(run: Infer, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(CORPUS, encoding="utf-8")
     code, out, err = run("-f", str(text), "--ctx", "64", "--chunks", "2", "--json")
@@ -288,7 +271,7 @@ def test_the_command_prints_one_line_or_one_object(run: Run, tmp_path: Path) -> 
     assert run("-f", str(text), "--ctx", "3", "--chunks", "1")[1].endswith(" tok/s\n")
 
 
-def test_bad_calls_are_one_line(run: Run, tmp_path: Path) -> None:
+def test_bad_calls_are_one_line(run: Infer, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(b"too short")
     binary = tmp_path / "binary"

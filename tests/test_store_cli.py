@@ -122,7 +122,7 @@ def test_an_unknown_model_is_one_line_and_code_3(command: str, capsys: Capture) 
     assert invoke([command, "smollm2"]) == 3
     out, err = capsys.readouterr()
     assert out == ""
-    assert re.fullmatch(r"infer: error: no model is called 'smollm2': did you mean smollm2-135m.*\n", err)
+    assert re.fullmatch(r"infer: error: no model is called 'smollm2' \(did you mean smollm2-135m.*\n", err)
 
 
 @pytest.mark.parametrize(

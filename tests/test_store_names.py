@@ -83,7 +83,7 @@ def test_what_a_model_name_means(dirs: DataDirs, tmp_path: Path, monkeypatch: py
     ("spec", "said"),
     [
         ("smollm2-135m", "did you mean smollm2-135m-instruct"),
-        ("nothing-like-it", "no model is called 'nothing-like-it': The catalog has smollm2"),
+        ("nothing-like-it", "no model is called 'nothing-like-it'; the catalog has smollm2"),
         ("no/such", "no such file"),
         ("./smollm2-135m-instruct", "no such file"),
         ("gone.gguf", "no such file"),

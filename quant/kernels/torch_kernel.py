@@ -13,7 +13,6 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
-from infer.quant.base import QuantizedTensor
 from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
 from infer.quant.kernels.nibbles import PANEL, NibbleWeight, half_block, pack_nibbles
 from infer.quant.kernels.rows import RowWeight, gather_rows

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from infer.runtime.errors import ModelError, ModelNotFoundError, UsageError
+from infer.runtime.errors import ModelError, ModelNotFoundError, UsageError, did_you_mean
 from infer.runtime.store import catalog as catalog_module
 from infer.runtime.store.catalog import CatalogEntry
 from infer.runtime.store.manifest import manifest_path, read_manifest
@@ -94,7 +94,10 @@ def remove(name: str, dirs: DataDirs, catalog: Sequence[CatalogEntry] | None = N
         if status is None:
             if freed:
                 return freed
-            raise ModelNotFoundError(f"no model {name!r} in {dirs.models}; `infer ls` lists what is there")
+            meant = did_you_mean(name, (model.name for model in list_models(dirs, catalog)))
+            raise ModelNotFoundError(
+                f"no model {name!r} in {dirs.models}{meant}; `infer ls` lists what is there"
+            )
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
             raise ModelError(f"{path} is not a file; remove it by hand if it is not needed")
         path.unlink()

@@ -9,13 +9,12 @@ In this order, and nothing is guessed beyond it:
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infer.runtime.errors import ModelNotFoundError, UsageError
+from infer.runtime.errors import ModelNotFoundError, UsageError, did_you_mean
 from infer.runtime.store import catalog as catalog_module
 from infer.runtime.store import hub
 from infer.runtime.store.catalog import DEFAULT_MODEL, CatalogEntry
@@ -82,16 +81,25 @@ def _existing(spec: str, dirs: DataDirs) -> Path:
     if not os.path.exists(path) and path.name == spec and os.path.isfile(dirs.models / spec):
         path = dirs.models / spec
     if not os.path.exists(path):
-        raise ModelNotFoundError(f"{spec}: no such file or folder")
+        raise ModelNotFoundError(
+            f"{spec}: no such file or folder{did_you_mean(path.name, _neighbours(path))}"
+        )
     if not (os.path.isfile(path) or os.path.isdir(path)):
         raise ModelNotFoundError(f"{spec}: neither a file nor a folder")
     return path
 
 
+def _neighbours(path: Path) -> list[str]:
+    """Names beside a path that may be models."""
+    try:
+        entries = list(os.scandir(path.parent))
+        return [entry.name for entry in entries if entry.name.lower().endswith(".gguf") or entry.is_dir()]
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return []
+
+
 def _unknown(spec: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(spec.casefold(), names, n=2, cutoff=0.5)
-    meant = f"did you mean {' or '.join(close)}? " if close else ""
     return (
-        f"no model is called {spec!r}: {meant}"
-        f"The catalog has {', '.join(names)}; a file is named by its path, a repository as hf:org/repo"
+        f"no model is called {spec!r}{did_you_mean(spec, names, cutoff=0.5)}; "
+        f"the catalog has {', '.join(names)}; a file is named by its path, a repository as hf:org/repo"
     )
