@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from infer.cli import config
-from infer.cli.options import PromptOptions, SessionOptions, SourceOptions
+from infer.cli.options import SessionOptions, SourceOptions, SystemOptions
+from infer.cli.prompt import Turn
 from infer.cli.render import Notes
 from infer.runtime.errors import InferError, SessionError, UsageError
 
 if TYPE_CHECKING:
     from infer.runtime.generation import Generation
-    from infer.runtime.store.sessions import Session, SessionStore
+    from infer.runtime.store.session_format import Message, Session
+    from infer.runtime.store.sessions import SessionStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConversationOptions(SessionOptions, PromptOptions, SourceOptions):
+class ConversationOptions(SessionOptions, SystemOptions, SourceOptions):
     """The flags that matter to a conversation."""
 
 
@@ -41,35 +43,47 @@ class Conversation:
     model: str
 
     @property
-    def history(self) -> tuple[tuple[str, str], ...]:
-        """Questions with their answers."""
-        return tuple((question.content, answer.content) for question, answer in self.session.turns)
+    def history(self) -> tuple[Turn, ...]:
+        return turns_of(self.session)
 
     def applied(self, options: T) -> T:
         """The options with the model and the system message of this conversation."""
         return dataclasses.replace(options, model=self.model, system=self.session.system)
 
     def keep(self, text: str, prefill: str | None, generation: Generation) -> None:
-        """Add the turn, an interrupted one as "cancelled". Raises SessionError.
+        """Add the turn; a failure before any output leaves the session as it was. Raises SessionError."""
+        turn = as_turn(text, prefill, generation, self.model)
+        if turn:
+            self.store.append(self.session, *turn)
 
-        An answer without any text is kept only if the model itself ended it: a failure before any output leaves
-        the session as it was.
-        """
-        from infer.runtime.store.sessions import Message, now
 
-        finish = str(generation.finish_reason or "cancelled")
-        if not generation.text and finish != "stop":
-            return
-        question = Message("user", text, now())
-        answer = Message("assistant", (prefill or "") + generation.text, now(), self.model, finish)
-        self.store.append(self.session, question, answer)
+def turns_of(session: Session) -> tuple[Turn, ...]:
+    return tuple(
+        Turn(question.content, answer.content, answer.thinking) for question, answer in session.turns
+    )
+
+
+def as_turn(
+    text: str, prefill: str | None, generation: Generation, model: str
+) -> tuple[Message, Message] | None:
+    """A question with its answer as they are kept, an interrupted one as "cancelled".
+
+    None for an answer without any text that the model did not end itself.
+    """
+    from infer.runtime.store.session_format import Message, now
+
+    finish = str(generation.finish_reason or "cancelled")
+    if not generation.text and finish != "stop":
+        return None
+    answer = Message(
+        "assistant", (prefill or "") + generation.text, now(), model, finish, generation.thinking
+    )
+    return Message("user", text, now()), answer
 
 
 def check(options: ConversationOptions) -> None:
     """Raise UsageError for flags that contradict each other and for a bad name."""
     given = [name for name in ("session", "continue_") if getattr(options, name)]
-    if given and options.raw:
-        raise UsageError(f"{options.origin(given[0])} keeps a chat, and --raw is none: drop one of them")
     if len(given) == 2 and _is_flag(options, "session") == _is_flag(options, "continue_"):
         raise UsageError(
             f"{options.origin('session')} and {options.origin('continue_')} contradict each other: drop one"
@@ -121,7 +135,7 @@ def _latest(store: SessionStore) -> str:
 
 
 def _begin(store: SessionStore, name: str, options: ConversationOptions) -> Conversation:
-    from infer.runtime.store.sessions import Session, now
+    from infer.runtime.store.session_format import Session, now
 
     model = model_spec(options.model)
     return Conversation(store, Session(name, model, now(), options.system or None), model)

@@ -192,12 +192,7 @@ class SamplingOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(Options):
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template: the text byte for byte.")] = False
-    special: Annotated[
-        bool,
-        typer.Option("--special", help="Without a chat: control tokens written in the text take effect."),
-    ] = False
+class TemplateOptions(Options):
     chat_template: Annotated[
         str | None,
         typer.Option("--chat-template", metavar="NAME|FILE", help="Instead of the model's own template."),
@@ -205,10 +200,23 @@ class TextOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptOptions(TextOptions):
+class TextOptions(TemplateOptions):
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template: the text byte for byte.")] = False
+    special: Annotated[
+        bool,
+        typer.Option("--special", help="Without a chat: control tokens written in the text take effect."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemOptions(Options):
     system: Annotated[
         str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system message.")
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(TextOptions, SystemOptions):
     prefill: Annotated[
         str | None,
         typer.Option("--prefill", metavar="TEXT", help="How the answer begins; it is not printed again."),
@@ -253,6 +261,26 @@ class SessionOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThinkOptions(Options):
+    """For reasoning models."""
+
+    think: Annotated[
+        str | None,
+        typer.Option(
+            "--think",
+            metavar="on|off|LEVEL",
+            help="Whether, or how hard (low, medium, high), a reasoning model thinks, as far as its template lets "
+            "one choose. [default: as the template does]",
+        ),
+    ] = None
+    hide_thinking: Annotated[bool, typer.Option("--hide-thinking", help="Do not show the thinking.")] = False
+    think_budget: Annotated[
+        int | None,
+        typer.Option("--think-budget", metavar="N", help="End the thinking after N tokens."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenizeOptions(TextOptions):
     chat: Annotated[
         bool, typer.Option("--chat", help="Render the text as a user message with the chat template.")
@@ -275,14 +303,18 @@ class JsonOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputOptions(JsonOptions):
+class StatsOptions(Options):
+    stats: Annotated[bool, typer.Option("--stats", help="Tokens, speed and times on stderr.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(JsonOptions, StatsOptions):
     jsonl: Annotated[
         bool, typer.Option("--jsonl", help='Stream {"delta": …} lines, then the JSON object.')
     ] = False
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the answer when it is complete.")] = (
         False
     )
-    stats: Annotated[bool, typer.Option("--stats", help="Tokens, speed and times on stderr.")] = False
     logprobs: Annotated[
         int | None,
         typer.Option("--logprobs", metavar="N", help="With --json: log-probabilities and N alternatives."),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infer.cli import conversation, report, session
+from infer.cli import conversation, report, session, thinking
 from infer.cli.conversation import Conversation, ConversationOptions
 from infer.cli.input import PromptInput, checked_argument, read_prompt
 from infer.cli.options import (
@@ -16,18 +16,20 @@ from infer.cli.options import (
     InputOptions,
     NoteOptions,
     OutputOptions,
+    PromptOptions,
     SamplingOptions,
+    ThinkOptions,
     takes,
 )
-from infer.cli.output import Answer, JsonAnswer, JsonLinesAnswer, TextAnswer, open_writer
-from infer.cli.prompt import HEAD, TAIL, PromptEncoder, answer_room, fit
+from infer.cli.output import Answer, JsonAnswer, JsonLinesAnswer, Relay, TextAnswer, open_writer
+from infer.cli.prompt import HEAD, TAIL, PromptEncoder, Turn, answer_room, fit
 from infer.cli.render import Notes, say
 from infer.cli.sampling import draw_seed, sampling_params
 from infer.cli.signals import Terminated, held, patient
 from infer.runtime.errors import InferError, UsageError
 
 if TYPE_CHECKING:
-    from infer.runtime.generation import Generation
+    from infer.runtime.generation import Generation, Thinking
     from infer.runtime.loader import LoadedModel
     from infer.runtime.request import Request
 
@@ -37,7 +39,14 @@ _PATIENCE_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(
-    OutputOptions, InputOptions, ConversationOptions, SamplingOptions, EngineOptions, NoteOptions
+    OutputOptions,
+    InputOptions,
+    ConversationOptions,
+    PromptOptions,
+    ThinkOptions,
+    SamplingOptions,
+    EngineOptions,
+    NoteOptions,
 ):
     """Every flag of `infer run`."""
 
@@ -66,7 +75,7 @@ def run(
         PromptInput(options.file or (), prompt, use_stdin=not options.no_stdin, raw=options.raw), notes
     )
     with session.logging_to(notes), conversation.opened(options, notes) as talk:
-        history: tuple[tuple[str, str], ...] = ()
+        history: tuple[Turn, ...] = ()
         if talk is not None:
             options, history = talk.applied(options), talk.history
         path = session.locate(options, notes)
@@ -76,7 +85,10 @@ def run(
             request, tokenize_s = make_request(model, options, text, seed, notes, history)
             keeper = _Keeper(talk, text, options.prefill)
             continues = options.raw or bool(options.prefill) or model.chat_template is None
-            answer_request(model, request, options, answer, tokenize_s, keeper, continues=continues)
+            thoughts = None if options.raw else thinking.of(options, model.chat_template)
+            answer_request(
+                model, request, options, answer, tokenize_s, keeper, continues=continues, thoughts=thoughts
+            )
     if peak := report.peak_memory():
         notes.detail(f"peak memory {peak / 2**20:.0f} MiB")
 
@@ -100,23 +112,28 @@ def check(options: RunOptions) -> None:
     if options.truncate not in (None, HEAD, TAIL):
         raise clash("truncate", f"must be {HEAD} or {TAIL}, not {options.truncate!r}")
     if options.raw:
-        for name in ("system", "prefill", "chat_template"):
+        for name in ("session", "continue_"):
             if getattr(options, name):
+                raise clash(name, "keeps a chat, and --raw is none: drop one of them")
+        for name in ("system", "prefill", "chat_template", "think", "think_budget"):
+            if getattr(options, name) not in (None, ""):
                 raise clash(name, "belongs to a chat, and --raw is none: drop one of them")
     conversation.check(options)
+    thinking.check(options)
     for name in ("system", "prefill"):
         if getattr(options, name):
             checked_argument(options.origin(name), getattr(options, name))
 
 
-def open_answer(options: OutputOptions) -> Answer:
+def open_answer(options: RunOptions) -> Answer:
     """Where and how the answer is written. Raises OutputError."""
     writer = open_writer(options.output)
     if options.json:
         return JsonAnswer(writer)
     if options.jsonl:
         return JsonLinesAnswer(writer)
-    return TextAnswer(writer, stream=not options.no_stream)
+    thoughts = not options.hide_thinking and (writer.terminal or not options.quiet)
+    return TextAnswer(writer, stream=not options.no_stream, thoughts=thoughts)
 
 
 def make_request(
@@ -125,7 +142,7 @@ def make_request(
     text: str,
     seed: int,
     notes: Notes,
-    history: tuple[tuple[str, str], ...] = (),
+    history: tuple[Turn, ...] = (),
 ) -> tuple[Request, float]:
     """The prompt, after the turns of a history, as ids that fit, with its sampling, and the seconds that took.
 
@@ -144,7 +161,13 @@ def make_request(
                 )
         notes.warning(f"{model.name} has no chat template: the text is continued as it is (--raw says so)")
     encoder = PromptEncoder(
-        model.tokenizer, template, options.special, options.system, options.prefill, history
+        model.tokenizer,
+        template,
+        options.special,
+        options.system,
+        options.prefill,
+        history,
+        thinking.variables(options, template, model.name),
     )
     sampling = sampling_params(options, model.sampling_defaults, seed=seed, logprobs=options.logprobs)
     context = model.engine.ctx
@@ -188,12 +211,13 @@ class _Keeper:
 def answer_request(
     model: LoadedModel,
     request: Request,
-    options: OutputOptions,
+    options: RunOptions,
     answer: Answer,
     tokenize_s: float,
     keeper: _Keeper,
     *,
     continues: bool,
+    thoughts: Thinking | None = None,
 ) -> None:
     """Generate and write. An interrupt writes what there is and goes on upwards; so does an error.
 
@@ -201,11 +225,11 @@ def answer_request(
     """
     from infer.runtime.generation import TextStream
 
-    stream = TextStream(model.engine, model.tokenizer, request, continues=continues)
+    stream = TextStream(model.engine, model.tokenizer, request, continues=continues, thinking=thoughts)
     generation = stream.generation
     generation.stats.load_s, generation.stats.tokenize_s = model.load_s, tokenize_s
     stop: KeyboardInterrupt | Terminated | None = None
-    relay = _Relay(generation, answer)
+    relay = Relay(generation, answer)
     try:
         if not answer.wants_report:
             # Until the first text there is nothing to keep.
@@ -227,7 +251,8 @@ def answer_request(
         raise
     failure = keeper.keep(generation)
     seed = request.sampling.seed
-    result = report.report_object(model, generation, seed) if answer.wants_report else None
+    shown = not options.hide_thinking
+    result = report.report_object(model, generation, seed, thinking=shown) if answer.wants_report else None
     with held():
         relay.take()
         answer.finish(result)
@@ -242,23 +267,3 @@ def answer_request(
         raise stop
     if failure is not None:
         raise failure
-
-
-class _Relay:
-    """Hands each character of a growing answer on once, interrupts or not."""
-
-    def __init__(self, generation: Generation, answer: Answer) -> None:
-        self._generation = generation
-        self._answer = answer
-        self._taken = 0
-
-    def take(self) -> None:
-        text = self._generation.text
-        if len(text) > self._taken:
-            self._answer.delta(text[self._taken :])
-            self._taken = len(text)
-
-    def forward(self) -> None:
-        with held():
-            self.take()
-        self._answer.drain()

@@ -16,7 +16,8 @@ from infer.cli.output import json_line, open_writer
 from infer.runtime.errors import SessionError, UsageError
 
 if TYPE_CHECKING:
-    from infer.runtime.store.sessions import Message, Session, SessionFile, SessionStore
+    from infer.runtime.store.session_format import Message, Session
+    from infer.runtime.store.sessions import SessionFile, SessionStore
 
 HELP = "Conversations kept by `infer run --session`."
 
