@@ -113,7 +113,7 @@ def resolve(
             values[name] = list(flag_value) if isinstance(flag_value, (list, tuple)) else flag_value
             origins[name] = flag(name)
         elif environ.get(variable(name)):
-            values[name] = _from_text(setting, environ[variable(name)])
+            values[name] = parse(setting, environ[variable(name)], variable(name))
             origins[name] = variable(name)
         elif key(name) in table:
             values[name] = _from_toml(setting, table[key(name)], path)
@@ -121,7 +121,8 @@ def resolve(
     return group(origins=types.MappingProxyType(origins), **values)
 
 
-def _from_text(setting: Setting, text: str) -> object:
+def parse(setting: Setting, text: str, where: str) -> object:
+    """The value that a text stands for. Raises UsageError, which says where it is."""
     try:
         if setting.kind is bool:
             if text.lower() not in _TRUE + _FALSE:
@@ -131,7 +132,7 @@ def _from_text(setting: Setting, text: str) -> object:
             return text.splitlines()
         return setting.kind(text)
     except ValueError:
-        raise UsageError(f"{variable(setting.name)}: must be {_WORDS[setting.kind]}, not {text!r}") from None
+        raise UsageError(f"{where}: must be {_WORDS[setting.kind]}, not {text!r}") from None
 
 
 def _from_toml(setting: Setting, value: object, path: Path) -> object:

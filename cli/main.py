@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from infer.cli import bench, cache, ls, perplexity, pull, rm, run, sessions, show, tokenize
+from infer.cli import bench, cache, chat, ls, perplexity, pull, rm, run, sessions, show, tokenize
 from infer.cli.output import ClosedStdout, ReaderGone
 from infer.cli.render import say
 from infer.cli.signals import INTERRUPTED, READER_GONE, TERMINATED, Terminated, install, leave
@@ -32,14 +32,30 @@ _OUT_OF_MEMORY = "out of memory: use a smaller model, a smaller --ctx or --kv-ty
 _NO_MEMORY_WORDS = ("can't allocate memory", "out of memory", "bad_alloc", "can't start new thread")
 
 
+class _AsItIs:
+    """In place of typer's converter of a parameter, as far as there is nothing to convert."""
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        multiple = param.multiple or param.nargs == -1
+        if value is None:
+            return () if multiple else None
+        texts = value if multiple and isinstance(value, list | tuple) else (value,)
+        if param.type_descriptor.annotation in (str, list[str]) and all(isinstance(t, str) for t in texts):
+            return list(value) if multiple else value
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
 class _Switches:
-    """typer imports pydantic (0.15 s) to convert the None of its switches, such as --help: make it False."""
+    """typer imports pydantic (0.15 s) to convert texts to texts, and the None of what was not given: spare it that."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for parameter in params:
             if getattr(parameter, "is_flag", False) and parameter.default is None:
                 parameter.default = False
+            if getattr(parameter, "_runtime_param", self) is None:
+                parameter._runtime_param = _AsItIs()
         return params
 
 
@@ -59,6 +75,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run", cls=_Command)(run.run)
+app.command("chat", cls=_Command)(chat.chat)
 app.command("tokenize", cls=_Command)(tokenize.tokenize)
 app.command("bench", cls=_Command)(bench.bench)
 app.command("perplexity", cls=_Command)(perplexity.perplexity)
@@ -90,7 +107,14 @@ _add_group(
 _add_group(
     "session",
     sessions.HELP,
-    {"ls": sessions.ls, "show": sessions.show, "rm": sessions.rm, "export": sessions.export},
+    {
+        "ls": sessions.ls,
+        "show": sessions.show,
+        "search": sessions.search,
+        "rename": sessions.rename,
+        "rm": sessions.rm,
+        "export": sessions.export,
+    },
 )
 
 

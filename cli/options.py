@@ -281,6 +281,29 @@ class ThinkOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DialogOptions(Options):
+    """How `infer chat` talks."""
+
+    context: Annotated[
+        str,
+        typer.Option(
+            "--context",
+            metavar="stop|drop-oldest",
+            help="When the context is full: stop, or leave out the oldest turns.",
+        ),
+    ] = "stop"
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="Answers as they are: no Markdown styles, no colours, nothing that moves."
+        ),
+    ] = False
+    then_tty: Annotated[
+        bool, typer.Option("--then-tty", help="After the messages of a pipe, go on at the terminal.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenizeOptions(TextOptions):
     chat: Annotated[
         bool, typer.Option("--chat", help="Render the text as a user message with the chat template.")

@@ -1,0 +1,94 @@
+"""How a chat shows things: answers on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from infer.cli.output import TextAnswer, open_writer
+from infer.cli.render import animated, ansi, coloured, one_line, sanitize
+from infer.cli.repl.markdown import MarkdownStyle
+
+if TYPE_CHECKING:
+    from infer.runtime.generation import Generation
+
+_CLEAR = "\r\x1b[K"
+
+
+class Display:
+    """interactive: whether a person types. plain: text as it is, for screen readers: no colours, nothing that moves."""
+
+    def __init__(self, *, interactive: bool, plain: bool, quiet: bool, thoughts: bool) -> None:
+        self.interactive = interactive
+        self.thoughts = thoughts
+        self._plain = plain
+        self._quiet = quiet
+        self._writer = open_writer(None)
+        self._waiting = False
+        if not plain and coloured():
+            ansi("dim", " ")  # rich is imported here, not between two signals
+
+    def answer(self) -> TextAnswer:
+        """Where the next answer goes."""
+        style = MarkdownStyle() if not self._plain and coloured(sys.stdout) else None
+        thoughts = self.thoughts and (self._writer.terminal or not self._quiet)
+        return TextAnswer(self._writer, stream=True, thoughts=thoughts, style=style)
+
+    def end_line(self) -> None:
+        """For a reader that is no terminal: every answer ends its line."""
+        if not self._writer.terminal:
+            self._writer.queue(b"\n")
+            self._writer.drain()
+
+    def tell(self, text: str) -> None:
+        """Lines for the user."""
+        self.stop_waiting()
+        _write("".join(f"{line}\n" for line in sanitize(text).split("\n")))
+
+    def status(self, generation: Generation, context: int) -> None:
+        """The discreet line after an answer."""
+        if self.interactive and not self._plain and not self._quiet:
+            self.tell_dimly(f"[{status_line(generation, context)}]")
+
+    def tell_dimly(self, line: str) -> None:
+        """Something one may overlook."""
+        line = one_line(line)
+        _write((ansi("dim", line) if not self._plain and coloured() else line) + "\n")
+
+    def wait(self, line: str) -> None:
+        """Show that something goes on, on a line that disappears, until `stop_waiting`."""
+        if self.interactive and not self._plain and not self._quiet and animated() and not self._waiting:
+            self._waiting = True
+            _write(ansi("dim", one_line(line)) if coloured() else one_line(line))
+
+    def stop_waiting(self) -> None:
+        if self._waiting:
+            self._waiting = False
+            _write(_CLEAR)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Whatever happens in the block, no line is left behind."""
+        try:
+            yield
+        finally:
+            self.stop_waiting()
+
+
+def status_line(generation: Generation, context: int) -> str:
+    """Speed, context and cache of an answer, in one line."""
+    stats = generation.stats
+    used = stats.prompt_tokens + stats.completion_tokens
+    facts = {"cancelled": ["stopped"], "length": ["cut off"]}.get(str(generation.finish_reason), [])
+    if stats.completion_tokens > 1 and stats.decode_s > 0:
+        facts.append(f"{(stats.completion_tokens - 1) / stats.decode_s:.1f} tokens/s")
+    return ", ".join([*facts, f"context {used}/{context}", f"cached {stats.cached_tokens}"])
+
+
+def _write(text: str) -> None:
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
