@@ -214,11 +214,17 @@ class TextAnswer(Answer):
     """The text as it comes, or all at once when stream is False.
 
     thoughts: whether thinking is shown: before the answer on a terminal, else on stderr. style: dresses text that goes
-    to a terminal.
+    to a terminal. plain: no colours.
     """
 
     def __init__(
-        self, writer: Writer, *, stream: bool, thoughts: bool = True, style: TextStyle | None = None
+        self,
+        writer: Writer,
+        *,
+        stream: bool,
+        thoughts: bool = True,
+        style: TextStyle | None = None,
+        plain: bool = False,
     ) -> None:
         super().__init__(writer)
         self._stream = stream
@@ -226,7 +232,9 @@ class TextAnswer(Answer):
         self._terminal = TerminalText() if writer.terminal else None
         self._style = style if writer.terminal else None
         self._line_open = False
-        self._thoughts = ThoughtsOnTerminal(self._put_as_is) if writer.terminal else ThoughtsOnStderr()
+        self._thoughts = (
+            ThoughtsOnTerminal(self._put_as_is, plain) if writer.terminal else ThoughtsOnStderr(plain)
+        )
         self._show_thoughts = thoughts
 
     def think(self, text: str) -> None:
@@ -299,6 +307,11 @@ class Relay:
         self._generation = generation
         self._answer = answer
         self._taken = self._thought = 0
+
+    @property
+    def text(self) -> str:
+        """What has been handed on of the answer."""
+        return self._generation.text[: self._taken]
 
     def take(self) -> None:
         thinking, text = self._generation.thinking, self._generation.text

@@ -54,10 +54,10 @@ def of(options: ThinkOptions, template: ChatTemplate | None) -> Thinking | None:
 class ThoughtsOnTerminal:
     """Dim, and apart from the answer that follows."""
 
-    def __init__(self, put: Callable[[str], None]) -> None:
+    def __init__(self, put: Callable[[str], None], plain: bool) -> None:
         self._put = put
         self._text: TerminalText | None = None
-        self._dim = coloured(sys.stdout)
+        self._dim = coloured(sys.stdout) and not plain
 
     def push(self, text: str) -> None:
         if self._text is None:
@@ -77,9 +77,9 @@ class ThoughtsOnTerminal:
 class ThoughtsOnStderr(ThoughtsOnTerminal):
     """As on a terminal where stderr is one, else the text alone."""
 
-    def __init__(self) -> None:
-        super().__init__(_write)
-        self._dim = coloured()
+    def __init__(self, plain: bool) -> None:
+        super().__init__(_write, plain)
+        self._dim = coloured() and not plain
         self._terminal = is_terminal(sys.stderr)
 
     def push(self, text: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from infer.cli import input, report, session, thinking
-from infer.cli.output import Answer, Relay
+from infer.cli.output import Answer, ReaderGone, Relay
 from infer.cli.prompt import PromptEncoder, Turn, answer_room, turns_to_drop
 from infer.cli.render import Notes, say
 from infer.cli.repl.display import Display
@@ -17,7 +17,7 @@ from infer.cli.repl.talk import Talk
 from infer.cli.repl.worker import Answering, Worker
 from infer.cli.sampling import draw_seed, sampling_params
 from infer.cli.signals import Terminated, dealt_with, held, patient
-from infer.runtime.errors import ContextLengthError, InferError
+from infer.runtime.errors import ContextLengthError, InferError, OutputError
 
 if TYPE_CHECKING:
     from infer.cli.chat import ChatOptions
@@ -65,7 +65,8 @@ class Chat:
     def converse(self, source: Source) -> None:
         """Answer what comes, until there is no more, `ended` is set, or Ctrl-C is pressed twice."""
         while not self.ended and (message := source.next(self.draft)) is not None:
-            self.draft, replacing, self.replacing = "", self.replacing, False
+            replacing = self.replacing and not message.fresh
+            self.draft, self.replacing = "", False
             try:
                 self._handle(message, replacing)
             except InferError as error:
@@ -142,7 +143,7 @@ class Chat:
             self.files.clear()
         if showing.ended:
             showing.answering.check()
-        if kept and generation is not None:
+        if kept and generation is not None and not isinstance(stop, ReaderGone):
             self._report(generation, seed)
         if stop is not None:
             self.ended = showing.pressed_again or not isinstance(stop, KeyboardInterrupt)
@@ -150,6 +151,7 @@ class Chat:
                 raise stop
             dealt_with()
             if not kept:
+                self.display.start_line()
                 say("infer: stopped before the answer began: nothing is kept of it")
 
     def stats(self) -> list[str]:
@@ -235,12 +237,13 @@ class _Showing:
         self.answering = answering
         self.pressed_again = False
         self.ended = False
+        self._lost = False
         self._answer, self._display = answer, display
         self._relay: Relay | None = None
 
-    def run(self) -> KeyboardInterrupt | Terminated | None:
-        """To the end, or to an interrupt, which is returned when the answer has stopped; without any text nothing
-        is waited for."""
+    def run(self) -> BaseException | None:
+        """To the end, or to an interrupt or a reader that went away, which is returned when the answer has stopped;
+        without any text nothing is waited for."""
         with self._display.waiting(), patient():
             try:
                 self._until_end()
@@ -254,27 +257,36 @@ class _Showing:
                 except (KeyboardInterrupt, Terminated):
                     self.pressed_again = True
                 return stop
+            except (ReaderGone, OutputError) as failure:
+                self._lost = True
+                self.answering.cancel()
+                while self.answering.wait():
+                    pass
+                return failure
         return None
 
     def finish(self, *, kept: bool) -> None:
         """The rest of the text, and the end of its line."""
+        if self._lost:
+            return
         if self._relay is not None:
             with held():
                 self._relay.take()
         with held():
             self._answer.finish(None)
         self._answer.drain()
-        if kept:
-            self._display.end_line()
+        if kept and self._relay is not None:
+            self._display.end_line(self._relay.text)
 
     def _until_end(self) -> None:
+        started = time.monotonic()
         while not self.ended:
             more = self.answering.wait(_PATIENCE_S)
-            if more is None and self._relay is None:
-                self._display.wait("one moment …")
-            elif more is not None:
+            if more is not None:
                 self.ended = not more
                 self._forward()
+            if self._relay is None and not self.ended and time.monotonic() - started >= _PATIENCE_S:
+                self._display.wait("one moment …")
 
     def _forward(self) -> None:
         generation = self.answering.generation

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,24 +28,26 @@ if TYPE_CHECKING:
     from infer.cli.repl.chat import Chat
 
 _FORGET = "default"
+_KEYS = (
+    'Enter sends; a \\ at the end of the line, Alt-Enter or """ … """ make a message of several lines.',
+    "Up and Ctrl-R find earlier lines, Ctrl-X Ctrl-E opens the editor, Ctrl-Z suspends.",
+    "Ctrl-C stops an answer and clears the line; twice, it exits, as Ctrl-D does.",
+    "A message that begins with / needs a space before it.",
+)
 
 
 def _help(chat: Chat, argument: str) -> None:
     """List the commands and keys."""
-    width = max(len(f"{name} {command.usage}") for name, command in COMMANDS.items())
-    lines = [f"{f'{name} {command.usage}':<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    chat.display.tell(
-        "\n".join(
-            [
-                *lines,
-                "",
-                'Enter sends; a \\ at the end of the line, Alt-Enter or """ … """ make a message of several lines.',
-                "Up and Ctrl-R find earlier lines, Ctrl-X Ctrl-E opens the editor, Ctrl-Z suspends.",
-                "Ctrl-C stops an answer and clears the line; twice, it exits, as Ctrl-D does.",
-                "A message that begins with / needs a space before it.",
-            ]
-        )
-    )
+    names = {name: f"{name} {command.usage}".rstrip() for name, command in COMMANDS.items()}
+    width = 2 + max(map(len, names.values()))
+    room = max(20, shutil.get_terminal_size().columns - 1)
+    indent = width if room > 2 * width else 4
+    lines = [
+        textwrap.fill(f"{names[name]:<{width}}{command.summary}", room, subsequent_indent=" " * indent)
+        for name, command in COMMANDS.items()
+    ]
+    keys = [textwrap.fill(line, room) for line in _KEYS]
+    chat.display.tell("\n".join([*lines, "", *keys]))
 
 
 def _system(chat: Chat, argument: str) -> None:

@@ -34,11 +34,11 @@ class Display:
         """Where the next answer goes."""
         style = MarkdownStyle() if not self._plain and coloured(sys.stdout) else None
         thoughts = self.thoughts and (self._writer.terminal or not self._quiet)
-        return TextAnswer(self._writer, stream=True, thoughts=thoughts, style=style)
+        return TextAnswer(self._writer, stream=True, thoughts=thoughts, style=style, plain=self._plain)
 
-    def end_line(self) -> None:
+    def end_line(self, text: str) -> None:
         """For a reader that is no terminal: every answer ends its line."""
-        if not self._writer.terminal:
+        if not self._writer.terminal and not text.endswith("\n"):
             self._writer.queue(b"\n")
             self._writer.drain()
 
@@ -66,6 +66,11 @@ class Display:
     def stop_waiting(self) -> None:
         if self._waiting:
             self._waiting = False
+            _write(_CLEAR)
+
+    def start_line(self) -> None:
+        """Over what the terminal shows of a Ctrl-C."""
+        if not self._plain and animated():
             _write(_CLEAR)
 
     @contextmanager

@@ -53,6 +53,7 @@ class Editor:
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._armed = False  # the next Ctrl-C on an empty line exits
+        self._cleared = False
         self._pasted = ""
         self._on_ready = on_ready
         self._failure: BaseException | None = None
@@ -85,6 +86,7 @@ class Editor:
 
         Raises KeyboardInterrupt for a Ctrl-C pressed twice, `Terminated`, and what `abort` was told.
         """
+        self._cleared = False
         while True:
             self._armed, self._pasted = False, ""
             if self._failure is not None:
@@ -102,7 +104,7 @@ class Editor:
                 text, literal = text[len(_BLOCK) : -len(_BLOCK)].strip("\n"), True
             text = _clean(text.rstrip("\n"))
             if text.strip():
-                return Message(text, literal)
+                return Message(text, literal, fresh=self._cleared)
             default = ""
 
     def abort(self, error: BaseException) -> None:
@@ -172,7 +174,7 @@ class Editor:
         def interrupt(event: KeyPressEvent) -> None:
             if self._text:
                 self._session.default_buffer.reset()
-                self._pasted = ""
+                self._cleared, self._pasted = True, ""
             elif self._armed:
                 event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
                 return
@@ -200,4 +202,4 @@ def _is_block(text: str) -> bool:
 
 def _clean(text: str) -> str:
     """Bytes a terminal sent that are not UTF-8, surrogates by now, as U+FFFD."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

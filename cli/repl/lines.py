@@ -12,10 +12,11 @@ from infer.runtime.errors import UsageError
 
 @dataclass(frozen=True)
 class Message:
-    """literal: never a command, whatever it looks like."""
+    """literal: never a command, whatever it looks like. fresh: begun again on an empty line, not from a draft."""
 
     text: str
     literal: bool = False
+    fresh: bool = False
 
 
 class Lines:

@@ -109,6 +109,7 @@ class ScriptedEngine:
 
     def add(self, request: Any) -> None:
         self.requests.append(request)
+        self._sent = 0
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
