@@ -6,6 +6,8 @@ The names, types and defaults are those of the option dataclasses (`cli.options`
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import os
 import tomllib
 import types
@@ -69,16 +71,25 @@ def variable(name: str) -> str:
 
 def settings(group: type[Options]) -> Mapping[str, Setting]:
     """All settings of an option dataclass, by name, in order of declaration."""
+    found: dict[str, Setting] = {}
+    for base in group.__mro__:
+        found = {**_own_settings(base), **found}
+    order = [item.name for item in dataclasses.fields(group)]
+    return {name: found[name] for name in order if name in found}
+
+
+@functools.cache
+def _own_settings(group: type) -> dict[str, Setting]:
+    """Those declared by this class itself: evaluated once, whichever commands share it."""
     found = {}
-    for name, hint in typing.get_type_hints(group, include_extras=True).items():
+    for name, hint in inspect.get_annotations(group, eval_str=True).items():
         if typing.get_origin(hint) is not typing.Annotated:
             continue
         inner, info = typing.get_args(hint)
         options = [part for part in typing.get_args(inner) if part is not types.NoneType]
         optional = typing.get_origin(inner) in (types.UnionType, typing.Union)
         found[name] = Setting(name, options[0] if optional else inner, info)
-    order = [item.name for item in dataclasses.fields(group)]
-    return {name: found[name] for name in order if name in found}
+    return found
 
 
 def data_dirs(environ: Mapping[str, str] | None = None) -> DataDirs:

@@ -273,7 +273,10 @@ def test_hostile_text_of_a_model(start: Start, home: Path, arguments: tuple[str,
 
 
 def test_what_a_terminal_shows_is_what_a_pipe_gets(start: Start, tmp_path: Path) -> None:
-    answer = "# Title\n\n- **one** `two`\n- [x](y) <b>&amp;</b>\n\n```py\nx = 2*3\n```\n\n| a | b |\n|---|---|\n2*3*4 _x_"
+    answer = (
+        "# Title\n\n- **one** `two`\n- [x](y) <b>&amp;</b>\n\n```py\nx = 2*3\n```\n\n"
+        "| a | b |\n|---|---|\n2*3*4 _x_"
+    )
     shown = []
     for arguments, env in (((), {}), (("--plain",), {}), ((), {"NO_COLOR": "1"}), ((), {"TERM": "dumb"})):
         terminal = start("-q", *arguments, script={"text": answer}, env=env)

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_only_the_new_tokens_are_prefilled(infer: Invoke) -> None:
     _, _, err = infer("chat", "a", "--stats", *COMMON, stdin="\n".join(QUESTIONS))
     prompts = [(int(total), int(cached)) for total, cached in PROMPT.findall(err)]
     assert (len(prompts), prompts[0][1]) == (3, 0)
-    for (before, _), (total, cached) in zip(prompts, prompts[1:], strict=False):
+    for (before, _), (total, cached) in pairwise(prompts):
         # A random model samples tokens that its text is not cut into when it is read again: that costs the answer.
         assert before <= cached < total
     _, _, err = infer("chat", "a", "--stats", *COMMON, stdin="One more thing.")
