@@ -82,7 +82,8 @@ def settings(group: type[Options]) -> Mapping[str, Setting]:
 def _own_settings(group: type) -> dict[str, Setting]:
     """Those declared by this class itself: evaluated once, whichever commands share it."""
     found = {}
-    for name, hint in inspect.get_annotations(group, eval_str=True).items():
+    hints: dict[str, Any] = inspect.get_annotations(group, eval_str=True)
+    for name, hint in hints.items():
         if typing.get_origin(hint) is not typing.Annotated:
             continue
         inner, info = typing.get_args(hint)

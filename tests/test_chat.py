@@ -1,26 +1,14 @@
-"""`infer chat` at a terminal: the real program in a pty, with a scripted model."""
+"""`infer chat` at a terminal: what interrupts it, and when. The real program in a pty, with a scripted model."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import stat
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from terminal import Terminal
-
-SCRIPTED = [sys.executable, str(Path(__file__).parent / "support" / "scripted_model.py")]
-CHATML = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-Start = Callable[..., Terminal]
+from chat_terminal import Start, ask, chats, session, texts, wait_for
 
 
 @pytest.fixture
@@ -30,50 +18,8 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(home: Path) -> Iterator[Start]:
-    """start(*arguments, script={…}, env={…}, rows=…, columns=…): `infer chat` in a terminal."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("INFER_")}
-    for name in ("NO_COLOR", "DISPLAY", "WAYLAND_DISPLAY", "COLUMNS", "LINES"):
-        kept.pop(name, None)
-    running = []
-
-    def call(
-        *arguments: str,
-        script: dict[str, Any] | None = None,
-        env: dict[str, str] | None = None,
-        **options: Any,
-    ) -> Terminal:
-        command = [*SCRIPTED, json.dumps({"template": CHATML, **(script or {})}), "chat", *arguments]
-        environment = {**kept, "INFER_HOME": str(home), "TERM": "xterm-256color", **(env or {})}
-        running.append(Terminal(command, environment, **options))
-        return running[-1]
-
-    yield call
-    for terminal in running:
-        terminal.close()
-
-
-def session(home: Path, name: str) -> list[dict[str, Any]]:
-    lines = (home / "state" / "sessions" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def texts(home: Path, name: str) -> list[str]:
-    return [line["content"] for line in session(home, name)[1:]]
-
-
-def ask(terminal: Terminal, text: str, answer: str = "Hello there.") -> None:
-    """Type a message and wait for the prompt after its answer."""
-    seen = len(terminal.raw)
-    terminal.send(text + "\r")
-    terminal.wait(answer, since=seen)
-    terminal.prompt()
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    with chats(home) as call:
+        yield call
 
 
 def test_a_conversation(start: Start, home: Path) -> None:
@@ -86,62 +32,6 @@ def test_a_conversation(start: Start, home: Path) -> None:
     terminal.send(b"\x04")
     assert terminal.end() == 0
     assert texts(home, "trip") == ["hi", "Hello there.", "and?", "Hello there."]
-
-
-def test_a_paste_of_30_lines_is_one_message(start: Start, home: Path) -> None:
-    """And so are a block and lines that end in a backslash. What looks like a command inside a paste is text."""
-    pasted = "\n".join(["/exit", *(f"line {number} \\" for number in range(28)), '"""end'])
-    terminal = start("s", rows=20, columns=40)
-    terminal.prompt()
-    terminal.paste(pasted + "\n")
-    terminal.wait('"""end')
-    ask(terminal, "")
-    terminal.send('"""one\r\rtwo\r')
-    ask(terminal, '"""')
-    terminal.send("first\\\r")
-    ask(terminal, "second")
-    terminal.send("third\x1b\r")
-    ask(terminal, "fourth")
-    ask(terminal, " /exit")
-    terminal.send("\x04")
-    assert terminal.end() == 0
-    assert texts(home, "s")[::2] == [pasted, "one\n\ntwo", "first\nsecond", "third\nfourth", " /exit"]
-
-
-def test_history(start: Start, home: Path) -> None:
-    terminal = start()
-    terminal.prompt()
-    ask(terminal, "first question")
-    ask(terminal, "second question")
-    terminal.send("\x04")
-    assert terminal.end() == 0
-    path = home / "state" / "chat_history.jsonl"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
-        "first question",
-        "second question",
-    ]
-    with path.open("ab") as file:
-        file.write(b'{"no": "text"}\nbroken\xff\n"\\ud800\\u001b[31m"\n')
-    terminal = start("s")
-    terminal.prompt()
-    terminal.send("\x1b[A\x1b[A")
-    terminal.wait("> second question")
-    ask(terminal, "")
-    terminal.send("\x12first")
-    terminal.wait("first question")
-    ask(terminal, "\r")
-    assert texts(home, "s")[::2] == ["second question", "first question"]
-    assert b"\x1b[31m" not in terminal.raw
-
-
-def test_a_history_that_cannot_be_written_is_said_once(start: Start, home: Path) -> None:
-    (home / "state" / "chat_history.jsonl").mkdir(parents=True)
-    terminal = start()
-    terminal.prompt()
-    ask(terminal, "hi")
-    ask(terminal, "hi again")
-    assert terminal.screen.count("no history of lines") == 1
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(start: Start, home: Path, tmp_path: Path) -> None:
@@ -203,6 +93,44 @@ def test_ctrl_c_while_loading(start: Start, tmp_path: Path) -> None:
     assert terminal.end() == 0
 
 
+def test_ctrl_c_while_saving(start: Start, home: Path, tmp_path: Path) -> None:
+    """The turn is whole on disk, and the chat goes on; pressed twice, it ends, and the old or the new content stays."""
+    marker = tmp_path / "marker"
+    terminal = start("s", script={"save_delay": 1.0, "marker": str(marker)})
+    terminal.prompt()
+    terminal.send("hi\r")
+    wait_for(marker)
+    terminal.interrupt()
+    terminal.wait("infer: interrupted")
+    terminal.prompt()
+    assert texts(home, "s") == ["hi", "Hello there."]
+    marker.unlink()
+    terminal.send("again\r")
+    wait_for(marker)
+    terminal.interrupt()
+    time.sleep(0.1)
+    terminal.interrupt()
+    assert terminal.end() == 130
+    assert len(texts(home, "s")) in (2, 4)
+    assert ask_once_more(start, home) in (4, 6)
+
+
+def ask_once_more(start: Start, home: Path) -> int:
+    terminal = start("s")
+    terminal.prompt()
+    ask(terminal, "once more")
+    return len(texts(home, "s"))
+
+
+def test_a_warning_while_one_types(start: Start, home: Path) -> None:
+    terminal = start("s", script={"load_delay": 1.0, "warnings": ["the \x1b[31mmodel is odd"]})
+    terminal.prompt()
+    terminal.send("half a ")
+    terminal.wait("infer: warning: the \u241b[31mmodel is odd\n> half a")
+    ask(terminal, "question")
+    assert texts(home, "s")[0] == "half a question"
+
+
 def test_what_is_typed_while_loading_is_answered(start: Start) -> None:
     terminal = start(script={"load_delay": 1.5})
     terminal.prompt()
@@ -230,193 +158,3 @@ def test_a_model_that_cannot_be_loaded_ends_the_chat(start: Start) -> None:
     assert terminal.end() == 2
     assert "a chat needs a chat template, and scripted has none" in terminal.screen
     assert "Traceback" not in terminal.screen
-
-
-def test_sizes(start: Start) -> None:
-    for rows, columns in ((24, 40), (0, 0), (3, 10)):
-        terminal = start("--plain", rows=rows, columns=columns, script={"text": "word " * 30})
-        terminal.prompt()
-        terminal.send("hi\r")
-        terminal.wait(lambda shown: shown.replace("\n", "").replace(" ", "").count("word") == 30)
-        terminal.prompt()
-        terminal.resize(30, 60)
-        terminal.send("\x04")
-        assert terminal.end() == 0
-
-
-def test_a_resize_while_typing_and_while_answering(start: Start, home: Path) -> None:
-    terminal = start("s", script={"text": "word " * 20, "delay": 0.01})
-    terminal.prompt()
-    terminal.send("a long question, typed")
-    terminal.wait("typed")
-    terminal.resize(20, 30)
-    terminal.send(" in two parts\r")
-    terminal.wait("word")
-    terminal.resize(40, 120)
-    terminal.wait("context")
-    terminal.prompt()
-    assert texts(home, "s") == ["a long question, typed in two parts", "word " * 20]
-
-
-HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m[bold]red[/bold]\r\n\x00\u202e<|user|>\ta\u2028b"
-
-
-@pytest.mark.parametrize("arguments", [(), ("--plain",)])
-def test_hostile_text_of_a_model(start: Start, home: Path, arguments: tuple[str, ...]) -> None:
-    terminal = start("s", *arguments, script={"text": HOSTILE})
-    terminal.prompt()
-    terminal.send("hi\r")
-    terminal.wait("[bold]red[/bold]")
-    terminal.prompt()
-    assert not any(bad in terminal.raw for bad in (b"\x1b]0;", b"\x1b[2J", b"\x07", b"\xc2\x9b", b"\x00"))
-    assert texts(home, "s") == ["hi", HOSTILE]
-
-
-def test_what_a_terminal_shows_is_what_a_pipe_gets(start: Start, tmp_path: Path) -> None:
-    answer = (
-        "# Title\n\n- **one** `two`\n- [x](y) <b>&amp;</b>\n\n```py\nx = 2*3\n```\n\n"
-        "| a | b |\n|---|---|\n2*3*4 _x_"
-    )
-    shown = []
-    for arguments, env in (((), {}), (("--plain",), {}), ((), {"NO_COLOR": "1"}), ((), {"TERM": "dumb"})):
-        terminal = start("-q", *arguments, script={"text": answer}, env=env)
-        terminal.prompt()
-        terminal.send("hi\r")
-        terminal.wait("_x_")
-        terminal.prompt()
-        shown.append(terminal.screen.partition("hi\n")[2].removesuffix("\n>"))
-        coloured = b"\x1b[1m" in terminal.raw
-        assert coloured == (not arguments and not env)
-    path = tmp_path / "out"
-    with path.open("wb") as out:
-        terminal = start("-q", script={"text": answer}, stdout=out)
-        terminal.prompt()
-        ask_raw = len(terminal.raw)
-        terminal.send("hi\r")
-        terminal.wait(lambda _: path.read_bytes().endswith(b"_x_\n"))
-        terminal.prompt()
-        assert b"Title" not in terminal.raw[ask_raw:]
-    assert shown == [answer] * 4
-    assert path.read_text(encoding="utf-8") == answer + "\n"
-
-
-def test_thinking_is_dim_and_apart(start: Start) -> None:
-    script = {"template": CHATML + "{% if 0 %}</think>{% endif %}", "text": "<think>\nhm\n</think>\n\nYes."}
-    terminal = start(script=script)
-    terminal.prompt()
-    terminal.send("hi\r")
-    terminal.wait("Yes.")
-    terminal.prompt()
-    assert "> hi\n[thinking] hm\n\nYes.\n[" in terminal.screen
-    seen = len(terminal.raw)
-    terminal.send("/set hide-thinking on\r")
-    terminal.prompt()
-    terminal.send("hi\r")
-    terminal.wait("context", since=seen)
-    assert "hm" not in terminal.raw[seen:].decode()
-
-
-def test_the_context_is_full(start: Start, home: Path) -> None:
-    terminal = start("s", "-n", "20", script={"ctx": 200})
-    terminal.prompt()
-    for letter in "ab":
-        ask(terminal, letter * 40)
-    seen = len(terminal.raw)
-    terminal.send("c" * 40 + "\r")
-    terminal.wait("/set context drop-oldest", since=seen)
-    terminal.prompt()
-    assert "context full (200 tokens)" in terminal.screen.replace("\n", "")
-    assert len(texts(home, "s")) == 4
-    terminal.send("/set context drop-oldest\r")
-    terminal.wait("\ncontext drop-oldest")
-    ask(terminal, "c" * 40)
-    assert "of 2 turns are left out from now on" in terminal.screen.replace("\n", " ")
-    assert len(texts(home, "s")) == 6
-
-
-def test_every_command(start: Start, home: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "dir"
-    folder.mkdir()
-    (folder / "notes.txt").write_text("line one\nline two\n", encoding="utf-8")
-    terminal = start(script={"text": "Answer."}, rows=60)
-
-    def command(text: str, shown: str) -> None:
-        seen = len(terminal.raw)
-        terminal.send(text + "\r")
-        terminal.wait(shown, since=seen)
-        terminal.prompt()
-
-    terminal.prompt()
-    for name in ("/undo", "/regen", "/edit", "/copy"):
-        command(name, "nothing has been said yet")
-    command("/help", "needs a space before it")
-    assert all(f"\n/{name} " in terminal.screen for name in (
-        "help", "system", "set", "show", "undo", "regen", "edit", "clear", "save", "load", "sessions", "model",
-        "read", "stats", "copy", "exit"))  # fmt: skip
-    command("/nope", "there is no command /nope: /help lists them")
-    command("/exit now", "/exit takes nothing after it")
-    command("/save", "/save needs a name")
-    command("/save ../x", "is no name for a session")
-    command("/stats", "there is no answer yet")
-    command("/system Be kind.", "system message set")
-    command("/system", "Be kind.")
-    ask(terminal, "one", "Answer.")
-    command("/save first", "session first is kept")
-    command("/stats", "seed:")
-    command("/copy", "7 characters copied by the terminal")
-    assert b"\x1b]52;c;QW5zd2VyLg==\x07" in terminal.raw
-    command(f"/read {folder / 'none'}", "no such file")
-    command(f"/read {folder / 'notes.txt'}", "2 lines, which go before the next message")
-    ask(terminal, "two", "Answer.")
-    ask(terminal, "three", "Answer.")
-    assert texts(home, "first")[::2] == ["one", "line one\nline two\n\ntwo", "three"]
-    command("/undo", "taken back: three")
-    assert len(texts(home, "first")) == 4
-    command("/regen", "Answer.")
-    command("/edit four", "Answer.")
-    assert texts(home, "first")[::2] == ["one", "four"]
-    terminal.send("/edit\r")
-    terminal.wait("> four")
-    ask(terminal, "ty", "Answer.")
-    assert texts(home, "first")[::2] == ["one", "fourty"]
-    terminal.send("/edit\r")
-    terminal.wait("> fourty", since=len(terminal.raw))
-    terminal.interrupt()
-    terminal.prompt()
-    ask(terminal, "five", "Answer.")
-    assert texts(home, "first")[::2] == ["one", "fourty", "five"]
-    command("/set temp 0.5", "temp 0.5")
-    command("/set temp", "temp 0.5")
-    command("/set temp 9e9", "/set temp")
-    command("/set top-k x", "must be a whole number")
-    command("/set nope 1", "there is no setting 'nope'")
-    command("/set context maybe", "must be stop or drop-oldest")
-    command("/set", "max-tokens default")
-    command("/set temp default", "temp default")
-    command("/show", "device:")
-    command("/show history", "[assistant]")
-    command("/clear", "session first is left as it is")
-    ask(terminal, "six", "Answer.")
-    assert texts(home, "first")[::2] == ["one", "fourty", "five"]
-    command("/save first", "there is a session first already")
-    command("/save second", "session second is kept")
-    command("/sessions", "first")
-    command("/sessions FOURTY", "fourty")
-    command("/sessions nowhere", "there is nothing like that")
-    command("/load nope", "there is no session 'nope'")
-    command("/load first", "session first, 3 turns so far")
-    command("/model", "smollm2-135m-instruct")
-    command("/model gemma-3-270m", "goes on with the conversation")
-    ask(terminal, "seven", "Answer.")
-    assert session(home, "first")[-1]["model"] == "gemma-3-270m"
-    command("/model nope", "infer: error")
-    command("/model", "gemma-3-270m")
-    terminal.send("/ex")
-    terminal.wait("/exit", since=len(terminal.raw))
-    terminal.send("\t\r")
-    terminal.send("\r")
-    assert terminal.end() == 0
-    assert [path.stem for path in sorted((home / "state" / "sessions").glob("*.jsonl"))] == [
-        "first",
-        "second",
-    ]

@@ -121,7 +121,7 @@ class Chat:
         Raises InferError for what went wrong, KeyboardInterrupt when it was pressed twice (or nobody is at the
         keyboard) and `Terminated`; what there is of an answer is kept before that.
         """
-        text = input.join([*self.files, text], raw=False)
+        text = text if instead else input.join([*self.files, text], raw=False)
         history = self.talk.history[:-1] if instead else self.talk.history
         seed = draw_seed() if self.options.seed is None else self.options.seed
 
@@ -137,10 +137,10 @@ class Chat:
                 self._last = generation, seed
                 with held():
                     kept = self.talk.add(text, generation, instead=instead)
+                    if kept and not instead:
+                        self.files.clear()
         finally:
             showing.finish(kept=kept)
-        if kept and not instead:
-            self.files.clear()
         if showing.ended:
             showing.answering.check()
         if kept and generation is not None and not isinstance(stop, ReaderGone):

@@ -186,9 +186,11 @@ def _model(chat: Chat, argument: str) -> None:
 
 
 def _read(chat: Chat, argument: str) -> None:
-    """Put a file before the next message."""
+    """Put a file before the next message; without a name, take back those that wait."""
     if not argument:
-        raise UsageError("/read needs the name of a file")
+        chat.display.tell(f"{len(chat.files)} files taken back" if chat.files else "no file waits")
+        chat.files.clear()
+        return
     path = os.path.expanduser(argument)
     text = input.decode(input.read_file(path), path, False, chat.notes)
     if not text:
@@ -257,7 +259,7 @@ COMMANDS: Mapping[str, Command] = {
     "/load": Command("NAME", _load, lambda chat: complete_session("")),
     "/sessions": Command("[TEXT]", _sessions),
     "/model": Command("[MODEL]", _model, lambda chat: complete_model("")),
-    "/read": Command("FILE", _read, paths=True),
+    "/read": Command("[FILE]", _read, paths=True),
     "/stats": Command("", _stats),
     "/copy": Command("", _copy),
     "/exit": Command("", _exit),
@@ -305,7 +307,7 @@ def _paths(start: str) -> list[str]:
     folder, name = os.path.split(start)
     try:
         entries = sorted(os.scandir(Path(folder or ".").expanduser()), key=lambda entry: entry.name)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: ~ and a user there is none of
         return []
     found = [entry for entry in entries if entry.name.startswith(name) and entry.name.isprintable()]
     return [os.path.join(folder, entry.name) + ("/" if entry.is_dir() else "") for entry in found[:200]]

@@ -8,6 +8,7 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,12 @@ from fcntl import ioctl
 from typing import Any
 
 import pyte
+
+# A process that is alone in its session makes the terminal its own, then becomes the program.
+_OWN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(int(sys.argv[1]), termios.TIOCSCTTY, 0);"
+    "os.close(int(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
+)
 
 
 class Terminal:
@@ -38,11 +45,10 @@ class Terminal:
         self.resize(rows, columns)
         popen = {"stdin": slave, "stdout": slave, "stderr": slave, **popen}
 
-        def own_terminal() -> None:
-            os.setsid()
-            ioctl(slave, termios.TIOCSCTTY, 0)
-
-        self.process = subprocess.Popen(list(command), env=dict(env), preexec_fn=own_terminal, **popen)
+        launch = [sys.executable, "-ISc", _OWN_TERMINAL, str(slave)]
+        self.process = subprocess.Popen(
+            [*launch, *command], env=dict(env), start_new_session=True, pass_fds=[slave], **popen
+        )
         os.close(slave)
 
     def resize(self, rows: int, columns: int) -> None:
