@@ -290,3 +290,14 @@ def test_every_command(start: Start, home: Path, tmp_path: Path) -> None:
         "first",
         "second",
     ]
+
+
+def test_what_is_typed_ahead_waits_for_its_turn(start: Start, home: Path) -> None:
+    terminal = start("s", script={"delay": 0.05})
+    terminal.prompt()
+    terminal.send("one\rtwo\r")
+    terminal.wait("Hello")
+    terminal.send("three\r")
+    terminal.wait(lambda shown: shown.count("cached") == 3)
+    terminal.prompt()
+    assert texts(home, "s")[::2] == ["one", "two", "three"]

@@ -37,10 +37,11 @@ def copy(text: str) -> str:
             except (OSError, subprocess.SubprocessError):
                 continue
             return command[0]
-    if not is_terminal(sys.stderr):
+    terminal = next((stream for stream in (sys.stdout, sys.stderr) if is_terminal(stream)), None)
+    if terminal is None:
         raise UsageError("there is no clipboard here: neither a terminal nor wl-copy, xclip or pbcopy")
     if len(data) > _LONGEST:
         raise UsageError(f"{len(data)} bytes are more than a terminal takes into its clipboard ({_LONGEST})")
-    sys.stderr.write(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07")
-    sys.stderr.flush()
+    terminal.write(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07")
+    terminal.flush()
     return "the terminal"

@@ -1,14 +1,14 @@
-"""How a chat shows things: answers on stdout, everything else on stderr."""
+"""How a chat shows things: answers on stdout, everything else on stderr, or where the terminal is."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from infer.cli.output import TextAnswer, open_writer
-from infer.cli.render import animated, ansi, coloured, one_line, sanitize
+from infer.cli.render import animated, ansi, coloured, is_terminal, one_line, sanitize
 from infer.cli.repl.markdown import MarkdownStyle
 
 if TYPE_CHECKING:
@@ -27,8 +27,14 @@ class Display:
         self._quiet = quiet
         self._writer = open_writer(None)
         self._waiting = False
-        if not plain and coloured():
+        if not plain and coloured(self._stream):
             ansi("dim", " ")  # rich is imported here, not between two signals
+
+    @property
+    def _stream(self) -> TextIO:
+        """Where everything else goes: with stderr in a file, what a person asked for still has to be seen."""
+        beside = self.interactive and not is_terminal(sys.stderr) and is_terminal(sys.stdout)
+        return sys.stdout if beside else sys.stderr
 
     def answer(self) -> TextAnswer:
         """Where the next answer goes."""
@@ -45,7 +51,7 @@ class Display:
     def tell(self, text: str) -> None:
         """Lines for the user."""
         self.stop_waiting()
-        _write("".join(f"{line}\n" for line in sanitize(text).split("\n")))
+        self._write("".join(f"{line}\n" for line in sanitize(text).split("\n")))
 
     def status(self, generation: Generation, context: int) -> None:
         """The discreet line after an answer."""
@@ -55,23 +61,23 @@ class Display:
     def tell_dimly(self, line: str) -> None:
         """Something one may overlook."""
         line = one_line(line)
-        _write((ansi("dim", line) if not self._plain and coloured() else line) + "\n")
+        self._write((ansi("dim", line) if not self._plain and coloured(self._stream) else line) + "\n")
 
     def wait(self, line: str) -> None:
         """Show that something goes on, on a line that disappears, until `stop_waiting`."""
-        if self.interactive and not self._plain and not self._quiet and animated() and not self._waiting:
+        if self.interactive and not self._quiet and self._animated and not self._waiting:
             self._waiting = True
-            _write(ansi("dim", one_line(line)) if coloured() else one_line(line))
+            self._write(ansi("dim", one_line(line)) if coloured(self._stream) else one_line(line))
 
     def stop_waiting(self) -> None:
         if self._waiting:
             self._waiting = False
-            _write(_CLEAR)
+            self._write(_CLEAR)
 
     def start_line(self) -> None:
         """Over what the terminal shows of a Ctrl-C."""
-        if not self._plain and animated():
-            _write(_CLEAR)
+        if self._animated:
+            self._write(_CLEAR)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -80,6 +86,15 @@ class Display:
             yield
         finally:
             self.stop_waiting()
+
+    @property
+    def _animated(self) -> bool:
+        return not self._plain and animated(self._stream)
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def status_line(generation: Generation, context: int) -> str:
@@ -90,10 +105,3 @@ def status_line(generation: Generation, context: int) -> str:
     if stats.completion_tokens > 1 and stats.decode_s > 0:
         facts.append(f"{(stats.completion_tokens - 1) / stats.decode_s:.1f} tokens/s")
     return ", ".join([*facts, f"context {used}/{context}", f"cached {stats.cached_tokens}"])
-
-
-def _write(text: str) -> None:
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):
-            sys.stderr.write(text)
-            sys.stderr.flush()
