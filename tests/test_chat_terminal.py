@@ -126,7 +126,7 @@ def test_hostile_text_of_a_user_and_a_file(start: Start, home: Path, tmp_path: P
     terminal.send(f"/read {tmp_path}/a")
     terminal.paste("\x1b]0;b")
     terminal.send("\r")
-    terminal.wait("1 lines, which go before")
+    terminal.wait("1 line, for the")
     terminal.prompt()
     terminal.paste("\x1b]0;t\x07 [red]\x9b31m")
     ask(terminal, "")
@@ -236,7 +236,7 @@ def test_every_command(start: Start, home: Path, tmp_path: Path) -> None:
     command("/copy", "7 characters copied by the terminal")
     assert b"\x1b]52;c;QW5zd2VyLg==\x07" in terminal.raw
     command(f"/read {folder / 'none'}", "no such file")
-    command(f"/read {folder / 'notes.txt'}", "2 lines, which go before the next message")
+    command(f"/read {folder / 'notes.txt'}", "2 lines, for the next message")
     ask(terminal, "two", "Answer.")
     ask(terminal, "three", "Answer.")
     assert texts(home, "first")[::2] == ["one", "line one\nline two\n\ntwo", "three"]

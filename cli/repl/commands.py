@@ -101,7 +101,7 @@ def _show(chat: Chat, argument: str) -> None:
         "system": "none" if session.system is None else session.system,
         "context": "the model is being loaded" if model is None else f"{model.engine.ctx} tokens",
         "device": "" if model is None else f"{model.device}, kernel {model.kernel}",
-        "waiting": f"{len(chat.files)} files, for the next message" if chat.files else "",
+        "waiting": f"{_count(len(chat.files), 'file')}, for the next message" if chat.files else "",
     }
     lines = [f"{name + ':':<9} {value}" for name, value in facts.items() if value]
     chat.display.tell("\n".join([*lines, "settings:", *(f"  {line}" for line in _settings(chat.options))]))
@@ -188,7 +188,7 @@ def _model(chat: Chat, argument: str) -> None:
 def _read(chat: Chat, argument: str) -> None:
     """Put a file before the next message; without a name, take back those that wait."""
     if not argument:
-        chat.display.tell(f"{len(chat.files)} files taken back" if chat.files else "no file waits")
+        chat.display.tell(f"{_count(len(chat.files), 'file')} taken back" if chat.files else "no file waits")
         chat.files.clear()
         return
     path = os.path.expanduser(argument)
@@ -196,7 +196,7 @@ def _read(chat: Chat, argument: str) -> None:
     if not text:
         raise UsageError(f"{path}: is empty")
     chat.files.append(text)
-    chat.display.tell(f"{path}: {text.count(chr(10)) + 1} lines, which go before the next message")
+    chat.display.tell(f"{path}: {_count(text.count(chr(10)) + 1, 'line')}, for the next message")
 
 
 def _stats(chat: Chat, argument: str) -> None:
@@ -345,6 +345,10 @@ def _line(options: ChatOptions, name: str) -> str:
 
 def _settings(options: ChatOptions) -> list[str]:
     return [_line(options, name) for name in _known_settings()]
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _short(text: str) -> str:
