@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from infer.cli import report, session
+from infer.cli.config import Exclusion
 from infer.cli.measuring import without_disk_cache
 from infer.cli.options import EngineOptions, JsonOptions, NoteOptions, takes
 from infer.cli.output import Writer, json_line, open_writer
 from infer.cli.render import Notes, one_line
 from infer.runtime.config import EngineConfig
-from infer.runtime.errors import UsageError
+from infer.runtime.errors import ContextLengthError, UsageError
 
 if TYPE_CHECKING:
     from infer.runtime.bench import BenchConfig, MemoryRead, Rates
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(JsonOptions, EngineOptions, NoteOptions):
     """Every flag of `infer bench`."""
+
+    flags_only = ("prefill",)
+    exclusions: ClassVar[tuple[Exclusion, ...]] = (Exclusion("no_cache", "depth"),)
 
     prefill: Annotated[
         int, typer.Option("-p", "--prefill", metavar="N", help="Prompt tokens to prefill; 0: skip.")
@@ -76,6 +81,8 @@ def bench(options: BenchOptions) -> None:
         config = bench_config(options)
         engine = fitted(engine, config, options)
         path = session.locate(options, notes)
+        if options.ctx is None:
+            check_context(path, config)
         with session.open_model(path, engine, chat_template=None, pre=options.pre, notes=notes) as model:
             found = measure(model, engine, config, notes)
             if options.json:
@@ -108,15 +115,27 @@ def bench_config(options: BenchOptions) -> BenchConfig:
 
 
 def fitted(engine: EngineConfig, config: BenchConfig, options: BenchOptions) -> EngineConfig:
-    """The engine with a context that holds the measurement. Raises UsageError when --ctx or --no-cache forbids it."""
+    """The engine with a context that holds the measurement. Raises UsageError when --ctx forbids it."""
     if engine.ctx is not None and engine.ctx < config.ctx:
         raise UsageError(
             f"{options.origin('ctx')} {engine.ctx} is less than the {config.ctx} tokens of the measurement: "
             "drop it, or use a smaller -p, -n or --depth"
         )
-    if config.depth and not engine.prefix_cache:
-        raise UsageError(f"{options.origin('no_cache')} and --depth contradict each other: drop one")
     return dataclasses.replace(engine, ctx=engine.ctx or config.ctx, prefix_cache=bool(config.depth))
+
+
+def check_context(path: Path, config: BenchConfig) -> None:
+    """Raise ContextLengthError where the model was not made for that many positions, and ModelError."""
+    from infer.runtime.checkpoint.open import open_checkpoint
+    from infer.runtime.models.registry import resolve_model
+
+    with open_checkpoint(path) as checkpoint:
+        context = resolve_model(checkpoint)[1].context_length
+    if config.ctx > context:
+        raise ContextLengthError(
+            f"the measurement needs {config.ctx} tokens of context, {path.name} was made for {context}: use a "
+            f"smaller -p, -n or --depth, or --ctx {config.ctx} to go past that"
+        )
 
 
 def measure(model: LoadedModel, engine: EngineConfig, config: BenchConfig, notes: Notes) -> Measurement:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from infer.runtime.kvcache.disk.admin import DamagedEntry, ModelUsage, Removal, Verification
     from infer.runtime.kvcache.identity import Label
 
-HELP = "The disk cache of earlier prompts: what it holds, and how to check, trim and empty it."
-
 
 @dataclass(frozen=True, kw_only=True)
 class CacheCommandOptions(JsonOptions, CacheOptions, NoteOptions):
@@ -165,7 +163,10 @@ def verify(options: CacheCommandOptions, model: _Model = None, yes: _Yes = False
 
 @takes(CacheCommandOptions)
 def prune(options: CacheCommandOptions) -> None:
-    """Bring the cache below its limit now, the least recently used first; leftovers of killed processes go too."""
+    """Bring the cache below its limit now, the least recently used first.
+
+    Leftovers of killed processes go too.
+    """
     from infer.runtime.kvcache.disk import admin
 
     root, limit = session.cache_dir(options), session.cache_limit(options)
@@ -179,7 +180,10 @@ def prune(options: CacheCommandOptions) -> None:
 
 @takes(CacheCommandOptions)
 def clear(options: CacheCommandOptions, model: _Model = None, yes: _Yes = False) -> None:
-    """Delete everything that is stored, or what is stored of one model. Every entry can be computed again."""
+    """Delete everything that is stored, or what is stored of one model.
+
+    Every entry can be computed again.
+    """
     from infer.runtime.kvcache.disk import admin
 
     root = session.cache_dir(options)

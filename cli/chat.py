@@ -16,12 +16,12 @@ from infer.cli import config, conversation, session, signals
 from infer.cli.conversation import ConversationOptions
 from infer.cli.input import checked_argument
 from infer.cli.options import (
+    ChatTemplateOptions,
     DialogOptions,
     EngineOptions,
     NoteOptions,
     SamplingOptions,
     StatsOptions,
-    TemplateOptions,
     ThinkOptions,
     complete_session,
     takes,
@@ -45,7 +45,7 @@ class ChatOptions(
     ConversationOptions,
     ThinkOptions,
     StatsOptions,
-    TemplateOptions,
+    ChatTemplateOptions,
     SamplingOptions,
     EngineOptions,
     NoteOptions,
@@ -79,7 +79,7 @@ def chat(
     from infer.cli.repl.talk import Talk
 
     notes = Notes(quiet=options.quiet, verbose=options.verbose)
-    engine = session.engine_config(options)
+    session.engine_config(options)
     target = next((stream for stream in (sys.stdout, sys.stderr) if is_terminal(stream)), None)
     typed = sys.stdin if target is not None and is_terminal(sys.stdin) else None
     with ExitStack() as stack:
@@ -97,7 +97,9 @@ def chat(
         )
         talk = Talk(options, notes)
         stack.callback(talk.close)
-        talker = Chat(options, notes, display, talk, engine)
+        options = dataclasses.replace(config.for_model(options, talk.model), model=talk.model)
+        _check(options)
+        talker = Chat(options, notes, display, talk)
         try:
             if typed is None:
                 talker.load_model(talk.model)
@@ -118,20 +120,17 @@ def _named(options: ChatOptions, name: str | None) -> ChatOptions:
     """NAME is what --session says elsewhere."""
     if name is None:
         return options
-    if options.origins.get("session") == config.flag("session"):
+    if options.is_flag("session"):
         raise UsageError("NAME and --session are the same thing: give one of them")
     origins = {**options.origins, "session": config.flag("session")}
-    return dataclasses.replace(options, session=name, origins=MappingProxyType(origins))
+    given = MappingProxyType({**options.given, "session": name})
+    return dataclasses.replace(options, session=name, origins=MappingProxyType(origins), given=given)
 
 
 def _check(options: ChatOptions) -> None:
     """Raise UsageError for flags out of range and for those that contradict each other."""
     from infer.cli.repl.commands import check_settings
 
-    if options.quiet and options.verbose:
-        raise UsageError(
-            f"{options.origin('quiet')} and {options.origin('verbose')} contradict each other: drop one"
-        )
     conversation.check(options)
     check_settings(options)
     if options.system:

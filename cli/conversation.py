@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from infer.cli import config
+from infer.cli.config import Exclusion
 from infer.cli.options import SessionOptions, SourceOptions, SystemOptions
 from infer.cli.prompt import Turn
 from infer.cli.render import Notes
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class ConversationOptions(SessionOptions, SystemOptions, SourceOptions):
     """The flags that matter to a conversation."""
+
+    exclusions: ClassVar[tuple[Exclusion, ...]] = tuple(
+        Exclusion(name, "raw", "{first} keeps a chat, and {second} is none: drop one of them")
+        for name in ("session", "continue_")
+    )
 
 
 T = TypeVar("T", bound=ConversationOptions)
@@ -48,7 +54,10 @@ class Conversation:
 
     def applied(self, options: T) -> T:
         """The options with the model and the system message of this conversation."""
-        return dataclasses.replace(options, model=self.model, system=self.session.system)
+        system = self.session.system
+        if system is None and options.system == "":
+            system = ""  # not even the template's own
+        return dataclasses.replace(config.for_model(options, self.model), model=self.model, system=system)
 
     def keep(self, text: str, prefill: str | None, generation: Generation) -> None:
         """Add the turn; a failure before any output leaves the session as it was. Raises SessionError."""
@@ -82,12 +91,7 @@ def as_turn(
 
 
 def check(options: ConversationOptions) -> None:
-    """Raise UsageError for flags that contradict each other and for a bad name."""
-    given = [name for name in ("session", "continue_") if getattr(options, name)]
-    if len(given) == 2 and _is_flag(options, "session") == _is_flag(options, "continue_"):
-        raise UsageError(
-            f"{options.origin('session')} and {options.origin('continue_')} contradict each other: drop one"
-        )
+    """Raise UsageError for a bad name."""
     if options.session:
         from infer.runtime.store.sessions import check_name
 
@@ -107,8 +111,8 @@ def opened(options: ConversationOptions, notes: Notes) -> Iterator[Conversation 
     from infer.runtime.store.sessions import SessionStore
 
     store = SessionStore(config.data_dirs())
-    go_on = options.continue_ and not (options.session and _is_flag(options, "session"))
-    name = _latest(store) if go_on else options.session or ""
+    go_on = options.continue_
+    name = options.session or _latest(store)
     with store.locked(name):
         session = store.read(name)
         if session is None and go_on:
@@ -123,10 +127,6 @@ def opened(options: ConversationOptions, notes: Notes) -> Iterator[Conversation 
         yield Conversation(store, session, _model_of(session, options, notes))
 
 
-def _is_flag(options: ConversationOptions, name: str) -> bool:
-    return name in options.origins and options.origin(name) == config.flag(name)
-
-
 def _latest(store: SessionStore) -> str:
     files = store.files()
     if not files:
@@ -138,15 +138,15 @@ def _begin(store: SessionStore, name: str, options: ConversationOptions) -> Conv
     from infer.runtime.store.session_format import Session, now
 
     model = model_spec(options.model)
-    return Conversation(store, Session(name, model, now(), options.system or None), model)
+    return Conversation(store, Session(name, model, now(), options.system), model)
 
 
 def _check_system(session: Session, options: ConversationOptions, notes: Notes) -> None:
-    if options.system is None or (options.system or None) == session.system:
+    if options.system is None or (options.system or None) == (session.system or None):
         return
     which = "another system message" if session.system else "no system message"
     origin = options.origin("system")
-    if _is_flag(options, "system"):
+    if options.is_flag("system"):
         raise UsageError(
             f"session {session.name} was begun with {which}, which stays: drop {origin}, or use another session"
         )
@@ -156,7 +156,7 @@ def _check_system(session: Session, options: ConversationOptions, notes: Notes) 
 def _model_of(session: Session, options: ConversationOptions, notes: Notes) -> str:
     if options.model is None:
         return session.model
-    if _is_flag(options, "model"):
+    if options.is_flag("model"):
         model = model_spec(options.model)
         if model != session.model:
             notes.note(f"session {session.name} was begun with {session.model}; {model} answers this time")

@@ -41,13 +41,15 @@ _MARKS = (
 
 @dataclass(frozen=True)
 class PromptInput:
-    """What the command line asks to read. files and prompt: "-" stands for stdin."""
+    """What the command line asks to read. files and prompt: "-" stands for stdin. may_be_empty: a text without any
+    characters will do; optional: so will no text."""
 
     files: Sequence[str] = ()
     prompt: str | None = None
     use_stdin: bool = True
     raw: bool = False
     may_be_empty: bool = False
+    optional: bool = False
 
 
 def read_prompt(wanted: PromptInput, notes: Notes) -> str:
@@ -58,7 +60,7 @@ def read_prompt(wanted: PromptInput, notes: Notes) -> str:
     if named > 1:
         raise UsageError("stdin can be read once: give - only once")
     if named and not wanted.use_stdin:
-        raise UsageError("- reads stdin, which --no-stdin (or INFER_NO_STDIN) forbids: drop one of them")
+        raise UsageError("- reads stdin, which --no-stdin forbids: drop one of them")
     parts = [
         read_stdin(wanted.raw, notes) if name == STDIN else decode(read_file(name), name, wanted.raw, notes)
         for name in wanted.files
@@ -68,7 +70,7 @@ def read_prompt(wanted: PromptInput, notes: Notes) -> str:
     if wanted.prompt is not None and wanted.prompt != STDIN:
         parts.append(checked_argument("the prompt", wanted.prompt))
     text = join([part for part in parts if part], raw=wanted.raw)
-    if not text and not (parts and wanted.may_be_empty):
+    if not text and not wanted.optional and not (parts and wanted.may_be_empty):
         raise UsageError("the prompt is empty: give a text, -f FILE, or pipe something in")
     return text
 

@@ -12,8 +12,6 @@ from infer.cli.options import JsonOptions, takes
 from infer.runtime.store.files import human_size
 from infer.runtime.store.paths import DataDirs
 
-HELP = "List models: the catalog, whether they are downloaded, and other files in the store."
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
@@ -34,6 +32,7 @@ class _Row:
 
 @takes(JsonOptions)
 def ls(options: JsonOptions) -> None:
+    """List the catalog, what of it is here, and other models on this machine."""
     dirs = data_dirs()
     rows = _rows(dirs)
     if options.json:

@@ -1,4 +1,4 @@
-"""The console entry point: which commands there are, and how every way of ending becomes an exit code.
+"""The console entry point: `infer` itself, and how every way of ending becomes an exit code.
 
 0 done · 1 failed while running · 2 usage · 3 model cannot be loaded · 4 prompt does not fit the context ·
 130 interrupted · 141 reader went away · 143 terminated. A failure is one line on stderr; with INFER_DEBUG=1
@@ -12,14 +12,13 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import typer.core
 
-from infer.cli import bench, cache, chat, ls, perplexity, pull, rm, run, sessions, show, tokenize
+from infer.cli.commands import COMMANDS, CommandGroup, with_commands
 from infer.cli.output import ClosedStdout, ReaderGone
 from infer.cli.render import say
 from infer.cli.signals import INTERRUPTED, READER_GONE, TERMINATED, Terminated, install, leave
@@ -32,89 +31,12 @@ _OUT_OF_MEMORY = "out of memory: use a smaller model, a smaller --ctx or --kv-ty
 _NO_MEMORY_WORDS = ("can't allocate memory", "out of memory", "bad_alloc", "can't start new thread")
 
 
-class _AsItIs:
-    """In place of typer's converter of a parameter, as far as there is nothing to convert."""
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        multiple = param.multiple or param.nargs == -1
-        if value is None:
-            return () if multiple else None
-        texts = value if multiple and isinstance(value, list | tuple) else (value,)
-        if param.type_descriptor.annotation in (str, list[str]) and all(isinstance(t, str) for t in texts):
-            return list(value) if multiple else value
-        param._runtime_param = None
-        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
-
-
-class _Switches:
-    """typer imports pydantic (0.15 s) to convert texts to texts, and the None of what was not given: spare it that."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for parameter in params:
-            if getattr(parameter, "is_flag", False) and parameter.default is None:
-                parameter.default = False
-            if getattr(parameter, "_runtime_param", self) is None:
-                parameter._runtime_param = _AsItIs()
-        return params
-
-
-class _Command(_Switches, typer.core.TyperCommand):
-    """A command of `infer`."""
-
-
-class _Group(_Switches, typer.core.TyperGroup):
-    """`infer` itself."""
-
-
 app = typer.Typer(
-    cls=_Group,
+    cls=CommandGroup,
     name="infer",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("run", cls=_Command)(run.run)
-app.command("chat", cls=_Command)(chat.chat)
-app.command("tokenize", cls=_Command)(tokenize.tokenize)
-app.command("bench", cls=_Command)(bench.bench)
-app.command("perplexity", cls=_Command)(perplexity.perplexity)
-app.command("pull", cls=_Command, help=pull.HELP)(pull.pull)
-app.command("ls", cls=_Command, help=ls.HELP)(ls.ls)
-app.command("show", cls=_Command, help=show.HELP)(show.show)
-app.command("rm", cls=_Command, help=rm.HELP)(rm.rm)
-
-
-def _add_group(name: str, text: str, commands: Mapping[str, Callable[..., None]]) -> None:
-    """`infer NAME COMMAND`. Without a command it prints its help."""
-    group = typer.Typer(cls=_Group, rich_markup_mode=None)
-
-    @group.callback(invoke_without_command=True, help=text)
-    def group_help(context: typer.Context) -> None:
-        if context.invoked_subcommand is None:
-            typer.echo(context.get_help())
-
-    for command, function in commands.items():
-        group.command(command, cls=_Command)(function)
-    app.add_typer(group, name=name)
-
-
-_add_group(
-    "cache",
-    cache.HELP,
-    {"ls": cache.ls, "info": cache.info, "verify": cache.verify, "prune": cache.prune, "clear": cache.clear},
-)
-_add_group(
-    "session",
-    sessions.HELP,
-    {
-        "ls": sessions.ls,
-        "show": sessions.show,
-        "search": sessions.search,
-        "rename": sessions.rename,
-        "rm": sessions.rm,
-        "export": sessions.export,
-    },
 )
 
 
@@ -188,7 +110,8 @@ def invoke(arguments: Sequence[str]) -> int:
 
 def _dispatch(arguments: Sequence[str]) -> int:
     try:
-        result = app(args=list(arguments), prog_name="infer", standalone_mode=False)
+        command = with_commands(app, COMMANDS, "infer")
+        result = command.main(args=list(arguments), prog_name="infer", standalone_mode=False)
     except SystemExit as end:
         # Shell completion ends this way, and so does typer when stdout breaks, which it takes for a failure.
         if isinstance(end.__context__, OSError) and end.__context__.errno == errno.EPIPE:

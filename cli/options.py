@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
 
 from infer.cli import config
+from infer.cli.config import Exclusion
 
 T = TypeVar("T", bound="Options")
 
@@ -44,17 +45,30 @@ def complete_model(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of all option groups. origins: where each value that was given comes from, for error messages."""
+    """Base of all option groups.
 
+    origins: where each value that was given comes from, for error messages. given: the flags. exclusions: of the
+    settings of this group. flags_only: its settings that are called like another command's and mean something else,
+    so that no variable and no key stands for them.
+    """
+
+    exclusions: ClassVar[tuple[Exclusion, ...]] = ()
+    flags_only: ClassVar[tuple[str, ...]] = ()
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    given: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     def origin(self, name: str) -> str:
         """ "--temp", "INFER_TEMP" or "temp in …/config.toml"; the flag when the default is in force."""
         return self.origins.get(name, config.flag(name))
 
+    def is_flag(self, name: str) -> bool:
+        """Whether the value in force was given on the command line."""
+        return self.origins.get(name) == config.flag(name)
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoteOptions(Options):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = (Exclusion("quiet", "verbose"),)
     quiet: Annotated[
         bool, typer.Option("-q", "--quiet", help="Nothing on stderr but errors (and --stats, if asked for).")
     ] = False
@@ -106,6 +120,7 @@ class CacheOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(SourceOptions, CacheOptions):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = (Exclusion("no_cache", "cache_read_only"),)
     ctx: Annotated[
         int | None, typer.Option("--ctx", metavar="N", help="Tokens of context. [default: the model's]")
     ] = None
@@ -192,7 +207,7 @@ class SamplingOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemplateOptions(Options):
+class ChatTemplateOptions(Options):
     chat_template: Annotated[
         str | None,
         typer.Option("--chat-template", metavar="NAME|FILE", help="Instead of the model's own template."),
@@ -200,7 +215,7 @@ class TemplateOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(TemplateOptions):
+class TextOptions(ChatTemplateOptions):
     raw: Annotated[bool, typer.Option("--raw", help="No chat template: the text byte for byte.")] = False
     special: Annotated[
         bool,
@@ -211,12 +226,22 @@ class TextOptions(TemplateOptions):
 @dataclass(frozen=True, kw_only=True)
 class SystemOptions(Options):
     system: Annotated[
-        str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system message.")
+        str | None,
+        typer.Option(
+            "-s",
+            "--system",
+            metavar="TEXT",
+            help="The system message; empty: none, not even the template's own.",
+        ),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions(TextOptions, SystemOptions):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = tuple(
+        Exclusion(name, "raw", "{first} belongs to a chat, and {second} is none: drop one of them")
+        for name in ("system", "prefill", "chat_template")
+    )
     prefill: Annotated[
         str | None,
         typer.Option("--prefill", metavar="TEXT", help="How the answer begins; it is not printed again."),
@@ -246,6 +271,7 @@ def complete_session(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOptions(Options):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = (Exclusion("session", "continue_"),)
     session: Annotated[
         str | None,
         typer.Option(
@@ -264,6 +290,10 @@ class SessionOptions(Options):
 class ThinkOptions(Options):
     """For reasoning models."""
 
+    exclusions: ClassVar[tuple[Exclusion, ...]] = tuple(
+        Exclusion(name, "raw", "{first} belongs to a chat, and {second} is none: drop one of them")
+        for name in ("think", "think_budget")
+    )
     think: Annotated[
         str | None,
         typer.Option(
@@ -305,6 +335,7 @@ class DialogOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizeOptions(TextOptions):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = (Exclusion("raw", "chat"),)
     chat: Annotated[
         bool, typer.Option("--chat", help="Render the text as a user message with the chat template.")
     ] = False
@@ -332,6 +363,10 @@ class StatsOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(JsonOptions, StatsOptions):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = (
+        Exclusion("json", "jsonl"),
+        Exclusion("no_stream", "jsonl"),
+    )
     jsonl: Annotated[
         bool, typer.Option("--jsonl", help='Stream {"delta": …} lines, then the JSON object.')
     ] = False

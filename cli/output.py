@@ -21,10 +21,11 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from infer.cli.render import TerminalText, is_terminal
+from infer.cli.extract import ANY, FencedBlock
+from infer.cli.render import TerminalText, is_terminal, sanitize
 from infer.cli.signals import held
 from infer.cli.thinking import ThoughtsOnStderr, ThoughtsOnTerminal
-from infer.runtime.errors import OutputError
+from infer.runtime.errors import InferError, OutputError
 
 if TYPE_CHECKING:
     from infer.runtime.generation import Generation
@@ -202,6 +203,10 @@ class Answer(abc.ABC):
     def abandon(self) -> None:  # noqa: B027 (only text has something to put right)
         """The run failed: leave the terminal at the start of a line."""
 
+    def failure(self) -> InferError | None:
+        """Why the finished answer is not what was asked for."""
+        return None
+
     def drain(self, timeout: float | None = None) -> None:
         """Write what is queued (see `Writer.drain`)."""
         self._writer.drain(timeout)
@@ -242,6 +247,9 @@ class TextAnswer(Answer):
             self._thoughts.push(text)
 
     def delta(self, text: str) -> None:
+        self._show(text)
+
+    def _show(self, text: str) -> None:
         if text:
             self._thoughts.finish()
         if not self._stream:
@@ -260,7 +268,7 @@ class TextAnswer(Answer):
     def _end(self) -> None:
         self._stream = True
         self._thoughts.finish()
-        self.delta("".join(self._held))
+        self._show("".join(self._held))
         self._held.clear()
         if self._terminal is not None:
             self._put(self._terminal.finish())
@@ -273,6 +281,32 @@ class TextAnswer(Answer):
 
     def _put_as_is(self, text: str) -> None:
         self._writer.queue(text.encode("utf-8", "replace"))
+
+
+class CodeAnswer(TextAnswer):
+    """Of the text, what the first fenced code block holds. Where there is none, `-o FILE` stays as it was."""
+
+    def __init__(self, writer: Writer, *, stream: bool, language: str, thoughts: bool = True) -> None:
+        super().__init__(writer, stream=stream, thoughts=thoughts)
+        self._language = language
+        self._block = FencedBlock(language)
+
+    def delta(self, text: str) -> None:
+        self._show(self._block.push(text))
+
+    def _end(self) -> None:
+        self._show(self._block.finish())
+        super()._end()
+
+    def failure(self) -> InferError | None:
+        if self._block.found:
+            return None
+        kind = "" if self._language == ANY else f"{self._language} "
+        return InferError(f"the answer holds no fenced {kind}code block: ask for one, or drop --extract")
+
+    def close(self) -> None:
+        if self._block.found:
+            super().close()
 
 
 class JsonAnswer(Answer):
@@ -326,3 +360,15 @@ class Relay:
         with held():
             self.take()
         self._answer.drain()
+
+
+def write_result(*contents: str | Mapping[str, object]) -> None:
+    """Texts, or JSON objects, to stdout: byte for byte, unless that is a terminal. Raises OutputError."""
+    writer = open_writer(None)
+    for content in contents:
+        if isinstance(content, str):
+            writer.queue((sanitize(content) if writer.terminal else content).encode())
+        else:
+            writer.queue(json_line(content))
+    writer.drain()
+    writer.close()

@@ -29,6 +29,8 @@ CTX = 512
 class PerplexityOptions(JsonOptions, EngineOptions, NoteOptions):
     """Every flag of `infer perplexity`."""
 
+    flags_only = ("file",)
+
     ctx: Annotated[
         int | None, typer.Option("--ctx", metavar="N", help=f"Tokens of a window. [default: {CTX}]")
     ] = None

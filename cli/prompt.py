@@ -48,7 +48,7 @@ class PromptEncoder:
         from infer.runtime.tokenizer.chat_template import Segment, encode_segments
         from infer.runtime.tokenizer.thinking import in_history
 
-        messages = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.history:
             messages.append({"role": "user", "content": turn.question})
             thinking = in_history(self.template, turn.thinking)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from infer.runtime.store.pull import PullOptions
 
-HELP = "Download a model: a catalog name (see `infer ls`) or hf:org/repo[:file]. Prints its path."
-
 
 @takes(NoteOptions)
 def pull(
@@ -32,6 +30,7 @@ def pull(
         ),
     ],
 ) -> None:
+    """Download a model and print its path."""
     from infer.runtime.store.pull import ensure_local
     from infer.runtime.store.resolve import CatalogModel, resolve
 

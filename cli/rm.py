@@ -12,8 +12,6 @@ from infer.cli.config import data_dirs
 from infer.cli.options import NoteOptions, complete_model, takes
 from infer.runtime.errors import UsageError
 
-HELP = "Delete a model of the store, or what an interrupted download of it left."
-
 
 @takes(NoteOptions)
 def rm(
@@ -23,6 +21,7 @@ def rm(
     ],
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> None:
+    """Delete a model of the store, or what an interrupted download of it left."""
     from infer.runtime.store import catalog, hub
     from infer.runtime.store.files import human_size
     from infer.runtime.store.local import remove, stored_file

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from infer.cli import conversation, report, session, thinking
+from infer.cli import conversation, log, report, session, thinking
+from infer.cli.config import Exclusion
 from infer.cli.conversation import Conversation, ConversationOptions
-from infer.cli.input import PromptInput, checked_argument, read_prompt
+from infer.cli.input import STDIN, PromptInput, checked_argument
+from infer.cli.log import LogOptions
 from infer.cli.options import (
     EngineOptions,
     InputOptions,
@@ -21,17 +23,19 @@ from infer.cli.options import (
     ThinkOptions,
     takes,
 )
-from infer.cli.output import Answer, JsonAnswer, JsonLinesAnswer, Relay, TextAnswer, open_writer
+from infer.cli.output import Answer, CodeAnswer, JsonAnswer, JsonLinesAnswer, Relay, TextAnswer, open_writer
 from infer.cli.prompt import HEAD, TAIL, PromptEncoder, Turn, answer_room, fit
 from infer.cli.render import Notes, say
 from infer.cli.sampling import draw_seed, sampling_params
 from infer.cli.signals import Terminated, held, patient
+from infer.cli.templates import TemplateOptions, read_with_template
 from infer.runtime.errors import InferError, UsageError
 
 if TYPE_CHECKING:
     from infer.runtime.generation import Generation, Thinking
     from infer.runtime.loader import LoadedModel
     from infer.runtime.request import Request
+    from infer.runtime.tokenizer.chat_template import ChatTemplate
 
 # After an interrupt, seconds to wait for a reader that has stopped reading.
 _PATIENCE_S = 1.0
@@ -41,14 +45,30 @@ _PATIENCE_S = 1.0
 class RunOptions(
     OutputOptions,
     InputOptions,
+    TemplateOptions,
     ConversationOptions,
     PromptOptions,
     ThinkOptions,
     SamplingOptions,
     EngineOptions,
+    LogOptions,
     NoteOptions,
 ):
     """Every flag of `infer run`."""
+
+    exclusions: ClassVar[tuple[Exclusion, ...]] = tuple(
+        Exclusion("extract", name, "{first} prints code alone, and {second} an object: drop one of them")
+        for name in ("json", "jsonl")
+    )
+    extract: Annotated[
+        str | None,
+        typer.Option(
+            "-x",
+            "--extract",
+            metavar="[LANG]",
+            help="Print only the first fenced code block, or the first one of a language; without one, exit with 1.",
+        ),
+    ] = None
 
 
 @takes(RunOptions)
@@ -71,9 +91,8 @@ def run(
     seed = draw_seed() if options.seed is None else options.seed
     sampling_params(options, {}, seed=seed, logprobs=options.logprobs)
     answer = open_answer(options)
-    text = read_prompt(
-        PromptInput(options.file or (), prompt, use_stdin=not options.no_stdin, raw=options.raw), notes
-    )
+    wanted = PromptInput(options.file or (), prompt, use_stdin=uses_stdin(options, prompt), raw=options.raw)
+    text = read_with_template(wanted, options, notes)
     with session.logging_to(notes), conversation.opened(options, notes) as talk:
         history: tuple[Turn, ...] = ()
         if talk is not None:
@@ -86,38 +105,42 @@ def run(
             keeper = _Keeper(talk, text, options.prefill)
             continues = options.raw or bool(options.prefill) or model.chat_template is None
             thoughts = None if options.raw else thinking.of(options, model.chat_template)
-            answer_request(
-                model, request, options, answer, tokenize_s, keeper, continues=continues, thoughts=thoughts
-            )
+            try:
+                answer_request(
+                    model,
+                    request,
+                    options,
+                    answer,
+                    tokenize_s,
+                    keeper,
+                    continues=continues,
+                    thoughts=thoughts,
+                )
+            finally:
+                if options.log and keeper.generation is not None:
+                    log_answer(model, options, text, seed, keeper.generation, notes)
     if peak := report.peak_memory():
         notes.detail(f"peak memory {peak / 2**20:.0f} MiB")
 
 
+def uses_stdin(options: InputOptions, prompt: str | None) -> bool:
+    """Whether stdin may be read: a `-` on the command line beats what the environment or the config file say."""
+    asked = prompt == STDIN or (options.is_flag("file") and STDIN in (options.file or ()))
+    return not options.no_stdin or (asked and not options.is_flag("no_stdin"))
+
+
 def check(options: RunOptions) -> None:
-    """Raise UsageError for flags that contradict each other, naming where each came from."""
+    """Raise UsageError for flags that do not go together, naming where each came from."""
 
     def clash(name: str, why: str) -> UsageError:
         return UsageError(f"{options.origin(name)} {why}")
 
-    if options.quiet and options.verbose:
-        raise clash("quiet", f"and {options.origin('verbose')} contradict each other: drop one")
-    if options.json and options.jsonl:
-        raise clash("json", f"and {options.origin('jsonl')} contradict each other: drop one")
-    if options.jsonl and options.no_stream:
-        raise clash("no_stream", f"and {options.origin('jsonl')} contradict each other: use --json")
     if options.logprobs is not None and not (options.json or options.jsonl):
         raise clash("logprobs", "needs --json or --jsonl")
     if options.special and not options.raw:
         raise clash("special", "needs --raw: a chat's text never holds control tokens")
     if options.truncate not in (None, HEAD, TAIL):
         raise clash("truncate", f"must be {HEAD} or {TAIL}, not {options.truncate!r}")
-    if options.raw:
-        for name in ("session", "continue_"):
-            if getattr(options, name):
-                raise clash(name, "keeps a chat, and --raw is none: drop one of them")
-        for name in ("system", "prefill", "chat_template", "think", "think_budget"):
-            if getattr(options, name) not in (None, ""):
-                raise clash(name, "belongs to a chat, and --raw is none: drop one of them")
     conversation.check(options)
     thinking.check(options)
     for name in ("system", "prefill"):
@@ -133,7 +156,10 @@ def open_answer(options: RunOptions) -> Answer:
     if options.jsonl:
         return JsonLinesAnswer(writer)
     thoughts = not options.hide_thinking and (writer.terminal or not options.quiet)
-    return TextAnswer(writer, stream=not options.no_stream, thoughts=thoughts)
+    stream = not options.no_stream
+    if options.extract is not None:
+        return CodeAnswer(writer, stream=stream, language=options.extract, thoughts=thoughts)
+    return TextAnswer(writer, stream=stream, thoughts=thoughts)
 
 
 def make_request(
@@ -160,11 +186,14 @@ def make_request(
                     "put the text in the prompt, or give --chat-template"
                 )
         notes.warning(f"{model.name} has no chat template: the text is continued as it is (--raw says so)")
+    system = options.system
+    if system == "" and template is not None:
+        system = empty_system(template, options.origin("system"), notes)
     encoder = PromptEncoder(
         model.tokenizer,
         template,
         options.special,
-        options.system,
+        system,
         options.prefill,
         history,
         thinking.variables(options, template, model.name),
@@ -192,13 +221,51 @@ def make_request(
     return request, time.perf_counter() - started
 
 
+def empty_system(template: ChatTemplate, origin: str, notes: Notes) -> str | None:
+    """What an explicitly empty system message is in a prompt: "" where that keeps the template from writing one of its
+    own, else none. Raises ChatTemplateError."""
+    from infer.runtime.tokenizer.default_system import DefaultSystem, default_system
+
+    kind = default_system(template)
+    if kind is DefaultSystem.FIXED:
+        notes.warning(
+            f"{origin} is empty, but {template.name} writes a system message of its own, which stays"
+        )
+    return "" if kind is DefaultSystem.REPLACED else None
+
+
+def log_answer(
+    model: LoadedModel, options: RunOptions, text: str, seed: int, generation: Generation, notes: Notes
+) -> None:
+    """Keep an answer in the log, an interrupted one as "cancelled"."""
+    from infer.runtime.store.log import Exchange
+    from infer.runtime.store.session_format import now
+
+    exchange = Exchange(
+        time=now(),
+        command="run",
+        model=model.name,
+        system=options.system or "",
+        prompt=text,
+        answer=(options.prefill or "") + generation.text,
+        finish=str(generation.finish_reason or "cancelled"),
+        session=options.session or "",
+        prompt_tokens=generation.stats.prompt_tokens,
+        completion_tokens=len(generation.ids),
+        seed=str(seed),
+    )
+    log.record(exchange, notes)
+
+
 class _Keeper:
     """Keeps the turn of a conversation, if there is one. What fails then is said or raised once the answer is out."""
 
     def __init__(self, talk: Conversation | None = None, text: str = "", prefill: str | None = None) -> None:
         self._talk, self._text, self._prefill = talk, text, prefill
+        self.generation: Generation | None = None
 
     def keep(self, generation: Generation) -> InferError | None:
+        self.generation = generation
         if self._talk is not None:
             try:
                 with held():
@@ -265,5 +332,5 @@ def answer_request(
         say(f"infer: warning: {failure}")
     if stop is not None:
         raise stop
-    if failure is not None:
+    if failure is not None or (failure := answer.failure()) is not None:
         raise failure

@@ -13,14 +13,12 @@ import typer
 from infer.cli import render
 from infer.cli.config import data_dirs
 from infer.cli.options import JsonOptions, NoteOptions, Options, complete_session, takes
-from infer.cli.output import json_line, open_writer
+from infer.cli.output import write_result
 from infer.runtime.errors import SessionError, UsageError
 
 if TYPE_CHECKING:
     from infer.runtime.store.session_format import Message, Session
     from infer.runtime.store.sessions import SessionFile, SessionStore
-
-HELP = "Conversations kept by `infer chat NAME` and `infer run --session NAME`."
 
 _Name = Annotated[
     str, typer.Argument(metavar="NAME", help="A name of `infer session ls`.", autocompletion=complete_session)
@@ -58,7 +56,7 @@ def listing(store: SessionStore) -> list[str]:
 def show(options: JsonOptions, name: _Name) -> None:
     """Print a conversation."""
     session = _read(_store(), name)
-    _write(_object(session) if options.json else as_text(session))
+    write_result(_object(session) if options.json else as_text(session))
 
 
 @takes(JsonOptions)
@@ -136,7 +134,10 @@ def rm(
     name: _Name,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a conversation. What the prefix cache holds of it is another matter: see `infer cache clear`."""
+    """Delete a conversation.
+
+    What the prefix cache holds of it is another matter: see `infer cache clear`.
+    """
     store = _store()
     path = store.path(name)
     if os.path.lexists(path) and not yes and not render.confirm_deletion("session rm", str(path)):
@@ -165,9 +166,9 @@ def export(
         raise UsageError(f"--format must be md, jsonl or json, not {form!r}")
     session = _read(_store(), name)
     if form == "md":
-        _write(_markdown(session))
+        write_result(_markdown(session))
     else:
-        _write(*([_object(session)] if form == "json" else _messages(session)))
+        write_result(*([_object(session)] if form == "json" else _messages(session)))
 
 
 def _store() -> SessionStore:
@@ -251,15 +252,3 @@ def _markdown(session: Session) -> str:
         title = message.role.capitalize() + (f" ({render.one_line(about)})" if about else "")
         parts.append(f"## {title}\n\n{message.content.rstrip()}\n")
     return "\n".join(parts)
-
-
-def _write(*contents: str | dict[str, object]) -> None:
-    """Texts, or JSON objects, to stdout: byte for byte, unless that is a terminal. Raises OutputError."""
-    writer = open_writer(None)
-    for content in contents:
-        if isinstance(content, dict):
-            writer.queue(json_line(content))
-        else:
-            writer.queue((render.sanitize(content) if writer.terminal else content).encode())
-    writer.drain()
-    writer.close()

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from infer.runtime.store.paths import DataDirs
     from infer.runtime.store.resolve import ModelSource
 
-HELP = "Show what a model is: architecture, sizes, quantization, tokenizer, license, fingerprint."
-
 
 @takes(JsonOptions)
 def show(
@@ -37,6 +35,7 @@ def show(
     ],
     template: Annotated[bool, typer.Option("--template", help="Print the chat template, all of it.")] = False,
 ) -> None:
+    """Show what a model is: sizes, quantization, tokenizer, license, fingerprint."""
     from infer.runtime.store.pull import is_pulled
     from infer.runtime.store.resolve import CatalogModel, resolve
 

@@ -36,10 +36,6 @@ def tokenize(
 
     Without --chat the text is taken byte for byte. Only the model file's metadata is read.
     """
-    if options.raw and options.chat:
-        raise UsageError(
-            f"{options.origin('raw')} and {options.origin('chat')} contradict each other: drop one"
-        )
     if options.special and options.chat:
         raise UsageError(f"{options.origin('special')} has no effect with --chat: drop one of them")
     if options.chat_template and not options.chat:

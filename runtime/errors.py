@@ -12,6 +12,7 @@
     ├── ContextLengthError          4  the prompt does not fit the context
     ├── NumericalError              1  NaN or infinite logits
     ├── SessionError                1  a kept conversation is damaged, in use, or cannot be written
+    ├── LogError                    1  the log of answers cannot be read or written
     └── OutputError                 1  the answer could not be written
 
 A message is one line that says what failed, where, and what to do. `cli.main` prints it and exits;
@@ -20,6 +21,8 @@ ValueError, which the runtime turns into one of these with the place added.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class InferError(Exception):
@@ -72,5 +75,18 @@ class SessionError(InferError):
     pass
 
 
+class LogError(InferError):
+    pass
+
+
 class OutputError(InferError):
     pass
+
+
+def did_you_mean(word: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """ " (did you mean NAME or NAME?)" with what comes close to a word that is none of the names, else ""."""
+    import difflib
+
+    spelled = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(word.casefold(), spelled, n=2, cutoff=cutoff)
+    return f" (did you mean {' or '.join(spelled[name] for name in close)}?)" if close else ""

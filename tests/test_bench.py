@@ -221,6 +221,16 @@ def test_bad_calls_are_one_line(run: Run) -> None:
         assert message in err
 
 
+def test_a_measurement_beyond_the_context(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = run("-p", "513", "-n", "1")
+    assert (code, out, err.count("\n")) == (4, "", 1)
+    assert "needs 513 tokens of context" in err
+    code, _, err = run("-p", "513", "-n", "1", "-r", "1", "--ctx", "513")
+    assert (code, err.count("\n")) == (0, 1)
+    monkeypatch.setenv("INFER_NO_CACHE", "1")
+    assert run("-p", "4", "-n", "1", "-r", "1", "-d", "9")[0] == 0
+
+
 def test_the_disk_cache_is_left_alone(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     code, _, err = run("-p", "9", "-n", "2", "-r", "1", "-d", "130", "--cache-dir", str(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,46 @@ def test_precedence(tmp_path: Path) -> None:
     assert options.origin("temp") == "--temp"
     assert resolve(tmp_path, env=env).origin("temp") == "INFER_TEMP"
     assert resolve(tmp_path, toml=toml).origin("temp") == f"temp in {tmp_path / 'config.toml'}"
+
+
+MODEL_TABLES = """
+temp = 0.1
+[models."Some-Model"]
+temp = 0.2
+top_k = 7
+[models."a.gguf"]
+seed = 1
+"""
+
+
+def test_a_model_has_settings_of_its_own(tmp_path: Path) -> None:
+    def of(model: str, **env: str) -> RunOptions:
+        return resolve(tmp_path, toml=MODEL_TABLES, flags={"model": model}, env=env)
+
+    assert (of("some-model").temp, of("some-model").top_k) == (0.2, 7)
+    assert of("some-model").origin("temp") == f"temp of Some-Model in {tmp_path / 'config.toml'}"
+    assert (of("other").temp, of("other").top_k, of("/x/a.gguf").seed) == (0.1, None, 1)
+    assert of("some-model", INFER_TEMP="0.3").temp == 0.3
+    assert resolve(tmp_path, toml=MODEL_TABLES, env={"INFER_MODEL": "some-model"}).top_k == 7
+    toml = 'model = "some-model"' + MODEL_TABLES
+    assert resolve(tmp_path, toml=toml).top_k == 7
+    assert resolve(tmp_path, toml=toml, flags={"temp": 0.0}).temp == 0.0
+    assert resolve(tmp_path, toml="[models.smollm2-135m-instruct]\ntemp = 0.5").temp == 0.5
+
+
+def test_of_two_that_exclude_each_other_the_stronger_wins(tmp_path: Path) -> None:
+    toml = "quiet = true\n[models.m]\nverbose = true"
+    options = resolve(tmp_path, toml=toml, flags={"model": "m"})
+    assert (options.quiet, options.verbose) == (False, True)
+    options = resolve(tmp_path, toml=toml, flags={"model": "m"}, env={"INFER_QUIET": "1"})
+    assert (options.quiet, options.verbose) == (True, False)
+    options = resolve(tmp_path, flags={"session": "s"}, env={"INFER_RAW": "1", "INFER_CONTINUE": "1"})
+    assert (options.session, options.raw, options.continue_) == ("s", False, False)
+    assert resolve(tmp_path, env={"INFER_JSON": "0"}, toml="json = true").json is False
+    with pytest.raises(UsageError, match=r"^--no-cache and --cache-read-only contradict"):
+        resolve(tmp_path, flags={"no_cache": True, "cache_read_only": True})
+    with pytest.raises(UsageError, match=r"^INFER_QUIET and INFER_VERBOSE contradict"):
+        resolve(tmp_path, env={"INFER_QUIET": "1", "INFER_VERBOSE": "1"})
 
 
 def test_every_flag_has_a_variable_and_a_key(tmp_path: Path) -> None:
@@ -89,6 +130,11 @@ def test_bad_variables_are_named(tmp_path: Path, env: dict[str, str], message: s
         ("json = 1", "json must be true or false"),
         ("stop = [1]", "stop must be a list of texts"),
         ("[temp]\nx = 1", "temp must be a number"),
+        ("models = 1", "models must hold a table for each model"),
+        ("[models]\ntemp = 1", "models must hold a table for each model"),
+        ("[models.x]\ntempo = 1", "unknown key 'tempo'"),
+        ("[models.x]\nmodel = 'y'", "a model cannot choose another"),
+        ("[models.smollm2-135m-instruct]\ntemp = 'x'", "temp of smollm2-135m-instruct must be a number"),
         ("temp = ", "not a TOML file"),
         ("x = " + "[" * 5000, "not a TOML file"),
     ],
@@ -103,9 +149,13 @@ def test_unreadable_config_files(tmp_path: Path) -> None:
     assert config.read_config(tmp_path / "missing.toml") == {}
     with pytest.raises(UsageError, match="cannot read the config file"):
         config.read_config(tmp_path)
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path in (tmp_path / "pipe.toml", Path("/dev/zero")):
+        with pytest.raises(UsageError, match="it is no file"):
+            config.read_config(path)
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="not a TOML file"):
+    with pytest.raises(UsageError, match="not UTF-8 text"):
         config.read_config(binary)
     binary.write_bytes(b"#" * (2 << 20))
     with pytest.raises(UsageError, match="larger than"):

@@ -330,10 +330,38 @@ def test_an_empty_system_switches_off_the_configured_one(run: Run, tmp_path: Pat
     config = tmp_path / "home" / "config" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text('system = "Be kind."\n', encoding="utf-8")
-    result = run("--raw", "hi")
-    assert result.code == 2
-    assert f"system in {config}" in result.err
-    assert run("--raw", "-s", "", "hi").code == 0
+    assert run("hi").code == 2  # a base model
+    assert f"system in {config}" in run("hi").err
+    assert run("--raw", "hi").code == 0
+    assert run("-s", "", "hi").code == 0
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments", "out"),
+    [
+        ("JSON", ["--jsonl"], '{"delta": "'),
+        ("JSONL", ["--json"], '{"text": "'),
+        ("JSONL", ["--no-stream"], "Hello"),
+        ("QUIET", ["-v"], "Hello"),
+        ("VERBOSE", ["-q"], "Hello"),
+        ("NO_CACHE", ["--cache-read-only"], "Hello"),
+        ("RAW", ["-s", ""], "Hello"),
+    ],
+)
+def test_a_flag_beats_an_opposite_variable(
+    run: Run, monkeypatch: pytest.MonkeyPatch, variable: str, arguments: list[str], out: str
+) -> None:
+    monkeypatch.setenv(f"INFER_{variable}", "1")
+    result = run(*arguments, "hi")
+    assert result.code == 0
+    assert result.out.startswith(out)
+    assert ("infer: sampling" in result.err) == ("-v" in arguments)
+
+
+def test_a_dash_beats_no_stdin_of_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFER_NO_STDIN", "1")
+    assert run("--raw", "-", stdin=b"piped").code == 0
+    assert run("--raw", "--no-stdin", "-", stdin=b"piped").code == 2
 
 
 def test_a_bad_output_file_is_found_before_the_model_is_loaded(run: Run, tmp_path: Path) -> None:

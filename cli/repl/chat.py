@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from infer.cli import input, report, session, thinking
+from infer.cli import config, input, report, session, thinking
 from infer.cli.output import Answer, ReaderGone, Relay
 from infer.cli.prompt import PromptEncoder, Turn, answer_room, turns_to_drop
 from infer.cli.render import Notes, say
@@ -15,13 +15,13 @@ from infer.cli.repl.display import Display
 from infer.cli.repl.lines import Message
 from infer.cli.repl.talk import Talk
 from infer.cli.repl.worker import Answering, Worker
+from infer.cli.run import empty_system
 from infer.cli.sampling import draw_seed, sampling_params
 from infer.cli.signals import Terminated, dealt_with, held, patient
 from infer.runtime.errors import ContextLengthError, InferError, OutputError
 
 if TYPE_CHECKING:
     from infer.cli.chat import ChatOptions
-    from infer.runtime.config import EngineConfig
     from infer.runtime.generation import Generation, Thinking
     from infer.runtime.loader import LoadedModel
     from infer.runtime.request import Request
@@ -50,7 +50,6 @@ class Chat:
         notes: Notes,
         display: Display,
         talk: Talk,
-        engine: EngineConfig,
     ) -> None:
         self.options, self.notes, self.display, self.talk = options, notes, display, talk
         self.worker = Worker()
@@ -58,7 +57,6 @@ class Chat:
         self.draft = ""
         self.replacing = False
         self.ended = False
-        self._engine = engine
         self._left_out = 0
         self._last: tuple[Generation, int] | None = None
 
@@ -92,20 +90,22 @@ class Chat:
 
     def load_model(self, spec: str) -> None:
         """Begin to load a model, as `-m` takes it. Raises ModelError; `worker.loading` tells how it goes on."""
-        self.begin_loading(self.locate(spec))
+        path = self.locate(spec)
         self.talk.model = spec
+        self.begin_loading(path)
 
     def locate(self, spec: str) -> Path:
         """Where a model lies, downloaded if need be. Raises ModelError."""
         return session.locate(replace(self.options, model=spec), self.notes)
 
     def begin_loading(self, path: Path) -> None:
-        """Returns at once."""
+        """Returns at once. Raises UsageError for what the config file says of the model."""
+        options = config.for_model(self.options, self.talk.model)
         self.worker.load(
             path,
-            self._engine,
-            chat_template=self.options.chat_template,
-            pre=self.options.pre,
+            session.engine_config(options),
+            chat_template=options.chat_template,
+            pre=options.pre,
             notes=self.notes,
         )
 
@@ -186,10 +186,14 @@ class Chat:
         from infer.runtime.request import Request
 
         started = time.perf_counter()
+        system = self.talk.session.system
+        if system == "" and model.chat_template is not None:
+            said = Notes(quiet=True) if self.talk.history else self.notes
+            system = empty_system(model.chat_template, self.options.origin("system"), said)
         encoder = PromptEncoder(
             model.tokenizer,
             model.chat_template,
-            system=self.talk.session.system,
+            system=system,
             history=history,
             variables=thinking.variables(self.options, model.chat_template, model.name),
         )

@@ -51,13 +51,13 @@ def _help(chat: Chat, argument: str) -> None:
 
 
 def _system(chat: Chat, argument: str) -> None:
-    """Show or set the system message; "" removes it."""
+    """Show or set the system message; "" stands for none."""
     if not argument:
-        system = chat.talk.session.system
-        chat.display.tell("there is no system message" if system is None else system)
+        chat.display.tell(chat.talk.session.system or "there is no system message")
         return
-    chat.talk.set_system(None if argument == '""' else argument)
-    chat.display.tell("system message removed" if argument == '""' else "system message set")
+    text = "" if argument == '""' else argument
+    chat.talk.set_system(text)
+    chat.display.tell("system message set" if text else "system message removed")
 
 
 def _set(chat: Chat, argument: str) -> None:
@@ -76,7 +76,9 @@ def _set(chat: Chat, argument: str) -> None:
     field = setting.setting.name
     change: dict[str, Any] = {
         "origins": {**chat.options.origins, field: f"/set {name}"},
-        field: setting.default if value == _FORGET else config.parse(setting.setting, value, f"/set {name}"),
+        field: setting.default
+        if value == _FORGET
+        else config.from_text(setting.setting, value, f"/set {name}"),
     }
     changed = replace(chat.options, **change)
     check_settings(changed)
@@ -98,7 +100,7 @@ def _show(chat: Chat, argument: str) -> None:
         "model": chat.talk.model if model is None else f"{model.name} ({chat.talk.model})",
         "session": chat.talk.name or "none: kept in memory only; /save NAME keeps it",
         "turns": str(len(session.turns)),
-        "system": "none" if session.system is None else session.system,
+        "system": session.system or "none",
         "context": "the model is being loaded" if model is None else f"{model.engine.ctx} tokens",
         "device": "" if model is None else f"{model.device}, kernel {model.kernel}",
         "waiting": f"{_count(len(chat.files), 'file')}, for the next message" if chat.files else "",

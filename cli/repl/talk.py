@@ -38,7 +38,7 @@ class Talk:
             self.session, self.model = opened.session, opened.model
         else:
             self.model = conversation.model_spec(options.model)
-            self.session = Session("", self.model, now(), options.system or None)
+            self.session = Session("", self.model, now(), options.system)
 
     @property
     def name(self) -> str:

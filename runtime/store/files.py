@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -68,10 +69,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by the text: readers see the old file or the whole new one. Raises OSError."""
+    """Replace `path` by the text: readers see the old file or the whole new one. The mode stays. Raises OSError."""
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8", newline="") as file:
+            with suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -35,11 +35,11 @@ class SessionFile:
     size: int
 
 
-def check_name(name: str) -> str:
-    """The name, if it can be a file name anywhere. Raises UsageError."""
+def check_name(name: str, what: str = "a session") -> str:
+    """The name, if it can be a file name anywhere. what: for messages. Raises UsageError."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name[:120]!r} is no name for a session: up to 100 letters, digits, '.', '_' and '-', "
+            f"{name[:120]!r} is no name for {what}: up to 100 letters, digits, '.', '_' and '-', "
             "beginning with a letter, a digit or '_'"
         )
     return name
