@@ -15,7 +15,6 @@ from infer.cli.repl.display import Display
 from infer.cli.repl.lines import Message
 from infer.cli.repl.talk import Talk
 from infer.cli.repl.worker import Answering, Worker
-from infer.cli.run import empty_system
 from infer.cli.sampling import draw_seed, sampling_params
 from infer.cli.signals import Terminated, dealt_with, held, patient
 from infer.runtime.errors import ContextLengthError, InferError, OutputError
@@ -183,6 +182,7 @@ class Chat:
     def _request(
         self, model: LoadedModel, notices: list[str], text: str, history: tuple[Turn, ...], seed: int
     ) -> tuple[Request, Thinking | None, float]:
+        from infer.cli.run import empty_system
         from infer.runtime.request import Request
 
         started = time.perf_counter()
