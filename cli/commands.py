@@ -40,6 +40,7 @@ class Group:
 
 COMMANDS: Mapping[str, Line | Group] = {
     "run": Line("run:run", "Answer one prompt."),
+    "chat": Line("chat:chat", "Talk with a model."),
     "tokenize": Line("tokenize:tokenize", "Print the token ids of a text, separated by spaces."),
     "bench": Line(
         "bench:bench",
@@ -96,25 +97,43 @@ COMMANDS: Mapping[str, Line | Group] = {
         },
     ),
     "session": Group(
-        "Conversations kept by `infer run --session`.",
+        "Conversations kept by `infer chat NAME` and `infer run --session NAME`.",
         {
             "ls": Line("sessions:ls", "List sessions, the one used last first."),
             "show": Line("sessions:show", "Print a conversation."),
+            "search": Line("sessions:search", "Find sessions by what was said in them."),
+            "rename": Line("sessions:rename", "Give a conversation another name."),
             "rm": Line("sessions:rm", "Delete a conversation."),
-            "export": Line("sessions:export", "Print a conversation as Markdown or JSON."),
+            "export": Line("sessions:export", "Print a conversation as Markdown, JSON lines or JSON."),
         },
     ),
 }
 
 
+class _AsItIs:
+    """In place of typer's converter of a parameter, as far as there is nothing to convert."""
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        multiple = param.multiple or param.nargs == -1
+        if value is None:
+            return () if multiple else None
+        texts = value if multiple and isinstance(value, list | tuple) else (value,)
+        if param.type_descriptor.annotation in (str, list[str]) and all(isinstance(t, str) for t in texts):
+            return list(value) if multiple else value
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
 class _Switches:
-    """typer imports pydantic (0.15 s) to convert the None of its switches, such as --help: make it False."""
+    """typer imports pydantic (0.15 s) to convert texts to texts, and the None of what was not given: spare it that."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for parameter in params:
             if getattr(parameter, "is_flag", False) and parameter.default is None:
                 parameter.default = False
+            if getattr(parameter, "_runtime_param", self) is None:
+                parameter._runtime_param = _AsItIs()
         return params
 
 

@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from infer.cli import config
 from infer.cli.config import Exclusion
-from infer.cli.options import PromptOptions, SessionOptions, SourceOptions
+from infer.cli.options import SessionOptions, SourceOptions, SystemOptions
+from infer.cli.prompt import Turn
 from infer.cli.render import Notes
 from infer.runtime.errors import InferError, SessionError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from infer.runtime.generation import Generation
-    from infer.runtime.store.sessions import Session, SessionStore
+    from infer.runtime.store.session_format import Message, Session
+    from infer.runtime.store.sessions import SessionStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConversationOptions(SessionOptions, PromptOptions, SourceOptions):
+class ConversationOptions(SessionOptions, SystemOptions, SourceOptions):
     """The flags that matter to a conversation."""
 
     exclusions: ClassVar[tuple[Exclusion, ...]] = tuple(
@@ -47,9 +49,8 @@ class Conversation:
     model: str
 
     @property
-    def history(self) -> tuple[tuple[str, str], ...]:
-        """Questions with their answers."""
-        return tuple((question.content, answer.content) for question, answer in self.session.turns)
+    def history(self) -> tuple[Turn, ...]:
+        return turns_of(self.session)
 
     def applied(self, options: T) -> T:
         """The options with the model and the system message of this conversation."""
@@ -59,19 +60,34 @@ class Conversation:
         return dataclasses.replace(config.for_model(options, self.model), model=self.model, system=system)
 
     def keep(self, text: str, prefill: str | None, generation: Generation) -> None:
-        """Add the turn, an interrupted one as "cancelled". Raises SessionError.
+        """Add the turn; a failure before any output leaves the session as it was. Raises SessionError."""
+        turn = as_turn(text, prefill, generation, self.model)
+        if turn:
+            self.store.append(self.session, *turn)
 
-        An answer without any text is kept only if the model itself ended it: a failure before any output leaves
-        the session as it was.
-        """
-        from infer.runtime.store.sessions import Message, now
 
-        finish = str(generation.finish_reason or "cancelled")
-        if not generation.text and finish != "stop":
-            return
-        question = Message("user", text, now())
-        answer = Message("assistant", (prefill or "") + generation.text, now(), self.model, finish)
-        self.store.append(self.session, question, answer)
+def turns_of(session: Session) -> tuple[Turn, ...]:
+    return tuple(
+        Turn(question.content, answer.content, answer.thinking) for question, answer in session.turns
+    )
+
+
+def as_turn(
+    text: str, prefill: str | None, generation: Generation, model: str
+) -> tuple[Message, Message] | None:
+    """A question with its answer as they are kept, an interrupted one as "cancelled".
+
+    None for an answer without any text that the model did not end itself.
+    """
+    from infer.runtime.store.session_format import Message, now
+
+    finish = str(generation.finish_reason or "cancelled")
+    if not generation.text and finish != "stop":
+        return None
+    answer = Message(
+        "assistant", (prefill or "") + generation.text, now(), model, finish, generation.thinking
+    )
+    return Message("user", text, now()), answer
 
 
 def check(options: ConversationOptions) -> None:
@@ -120,7 +136,7 @@ def _latest(store: SessionStore) -> str:
 
 
 def _begin(store: SessionStore, name: str, options: ConversationOptions) -> Conversation:
-    from infer.runtime.store.sessions import Session, now
+    from infer.runtime.store.session_format import Session, now
 
     model = model_spec(options.model)
     return Conversation(store, Session(name, model, now(), options.system), model)

@@ -29,7 +29,7 @@ from infer.runtime.errors import UsageError
 LIMIT = 64 << 20
 SILENT_S = 2.0
 STDIN = "-"
-_CHUNK = 1 << 16
+CHUNK = 1 << 16
 # The longest mark first: UTF-32-LE begins with UTF-16-LE's.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
@@ -62,7 +62,7 @@ def read_prompt(wanted: PromptInput, notes: Notes) -> str:
     if named and not wanted.use_stdin:
         raise UsageError("- reads stdin, which --no-stdin forbids: drop one of them")
     parts = [
-        read_stdin(wanted.raw, notes) if name == STDIN else decode(_read_file(name), name, wanted.raw, notes)
+        read_stdin(wanted.raw, notes) if name == STDIN else decode(read_file(name), name, wanted.raw, notes)
         for name in wanted.files
     ]
     if wanted.prompt == STDIN or (not named and wanted.use_stdin and _stdin_has_input()):
@@ -127,14 +127,14 @@ def read_stdin(raw: bool, notes: Notes) -> str:
         raise UsageError("stdin is closed: give the prompt as an argument or with -f FILE")
     if is_terminal(sys.stdin):
         notes.note("reading the prompt from the terminal; end it with Ctrl-D on a line of its own")
-        return decode(_read_all(_stdin_reader(), "stdin"), "stdin", raw, notes)
+        return decode(_read_all(stdin_reader(), "stdin"), "stdin", raw, notes)
     hint = threading.Timer(
         SILENT_S, notes.note, ["reading stdin, which is open but silent … (--no-stdin does not wait for it)"]
     )
     hint.daemon = True
     hint.start()
     try:
-        return decode(_read_all(_stdin_reader(), "stdin", first=hint.cancel), "stdin", raw, notes)
+        return decode(_read_all(stdin_reader(), "stdin", first=hint.cancel), "stdin", raw, notes)
     finally:
         hint.cancel()
 
@@ -146,7 +146,7 @@ def _stdin_has_input() -> bool:
     return not is_terminal(sys.stdin)
 
 
-def _stdin_reader() -> Callable[[int], bytes]:
+def stdin_reader() -> Callable[[int], bytes]:
     try:
         descriptor = sys.stdin.fileno()
     except (io.UnsupportedOperation, ValueError):
@@ -157,7 +157,7 @@ def _stdin_reader() -> Callable[[int], bytes]:
 def _read_all(read: Callable[[int], bytes], name: str, first: Callable[[], object] = lambda: None) -> bytes:
     data = bytearray()
     try:
-        while piece := read(_CHUNK):
+        while piece := read(CHUNK):
             first()
             data += piece
             if len(data) > LIMIT:
@@ -169,7 +169,7 @@ def _read_all(read: Callable[[int], bytes], name: str, first: Callable[[], objec
     return bytes(data)
 
 
-def _read_file(name: str) -> bytes:
+def read_file(name: str) -> bytes:
     try:
         descriptor = os.open(name, os.O_RDONLY)
     except FileNotFoundError:

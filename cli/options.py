@@ -214,12 +214,7 @@ class SamplingOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(Options):
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template: the text byte for byte.")] = False
-    special: Annotated[
-        bool,
-        typer.Option("--special", help="Without a chat: control tokens written in the text take effect."),
-    ] = False
+class ChatTemplateOptions(Options):
     chat_template: Annotated[
         str | None,
         typer.Option("--chat-template", metavar="NAME|FILE", help="Instead of the model's own template."),
@@ -227,11 +222,16 @@ class TextOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptOptions(TextOptions):
-    exclusions: ClassVar[tuple[Exclusion, ...]] = tuple(
-        Exclusion(name, "raw", "{first} belongs to a chat, and {second} is none: drop one of them")
-        for name in ("system", "prefill", "chat_template")
-    )
+class TextOptions(ChatTemplateOptions):
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template: the text byte for byte.")] = False
+    special: Annotated[
+        bool,
+        typer.Option("--special", help="Without a chat: control tokens written in the text take effect."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemOptions(Options):
     system: Annotated[
         str | None,
         typer.Option(
@@ -241,6 +241,14 @@ class PromptOptions(TextOptions):
             help="The system message; empty: none, not even the template's own.",
         ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(TextOptions, SystemOptions):
+    exclusions: ClassVar[tuple[Exclusion, ...]] = tuple(
+        Exclusion(name, "raw", "{first} belongs to a chat, and {second} is none: drop one of them")
+        for name in ("system", "prefill", "chat_template")
+    )
     prefill: Annotated[
         str | None,
         typer.Option("--prefill", metavar="TEXT", help="How the answer begins; it is not printed again."),
@@ -286,6 +294,53 @@ class SessionOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThinkOptions(Options):
+    """For reasoning models."""
+
+    exclusions: ClassVar[tuple[Exclusion, ...]] = tuple(
+        Exclusion(name, "raw", "{first} belongs to a chat, and {second} is none: drop one of them")
+        for name in ("think", "think_budget")
+    )
+    think: Annotated[
+        str | None,
+        typer.Option(
+            "--think",
+            metavar="on|off|LEVEL",
+            help="Whether, or how hard (low, medium, high), a reasoning model thinks, as far as its template lets "
+            "one choose. [default: as the template does]",
+        ),
+    ] = None
+    hide_thinking: Annotated[bool, typer.Option("--hide-thinking", help="Do not show the thinking.")] = False
+    think_budget: Annotated[
+        int | None,
+        typer.Option("--think-budget", metavar="N", help="End the thinking after N tokens."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialogOptions(Options):
+    """How `infer chat` talks."""
+
+    context: Annotated[
+        str,
+        typer.Option(
+            "--context",
+            metavar="stop|drop-oldest",
+            help="When the context is full: stop, or leave out the oldest turns.",
+        ),
+    ] = "stop"
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="Answers as they are: no Markdown styles, no colours, nothing that moves."
+        ),
+    ] = False
+    then_tty: Annotated[
+        bool, typer.Option("--then-tty", help="After the messages of a pipe, go on at the terminal.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenizeOptions(TextOptions):
     exclusions: ClassVar[tuple[Exclusion, ...]] = (Exclusion("raw", "chat"),)
     chat: Annotated[
@@ -309,7 +364,12 @@ class JsonOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputOptions(JsonOptions):
+class StatsOptions(Options):
+    stats: Annotated[bool, typer.Option("--stats", help="Tokens, speed and times on stderr.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(JsonOptions, StatsOptions):
     exclusions: ClassVar[tuple[Exclusion, ...]] = (
         Exclusion("json", "jsonl"),
         Exclusion("no_stream", "jsonl"),
@@ -320,7 +380,6 @@ class OutputOptions(JsonOptions):
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the answer when it is complete.")] = (
         False
     )
-    stats: Annotated[bool, typer.Option("--stats", help="Tokens, speed and times on stderr.")] = False
     logprobs: Annotated[
         int | None,
         typer.Option("--logprobs", metavar="N", help="With --json: log-probabilities and N alternatives."),

@@ -19,12 +19,16 @@ import select
 import stat
 import sys
 from collections.abc import Mapping
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from infer.cli.extract import ANY, FencedBlock
 from infer.cli.render import TerminalText, is_terminal, sanitize
 from infer.cli.signals import held
+from infer.cli.thinking import ThoughtsOnStderr, ThoughtsOnTerminal
 from infer.runtime.errors import InferError, OutputError
+
+if TYPE_CHECKING:
+    from infer.runtime.generation import Generation
 
 _GONE = (errno.EPIPE, errno.ECONNRESET)
 # A pipe that select calls writable takes this many bytes without blocking, so a write can be short and held.
@@ -169,6 +173,11 @@ def open_writer(output: str | None) -> Writer:
     return DescriptorWriter(descriptor, "stdout", terminal=is_terminal(sys.stdout))
 
 
+class TextStyle(Protocol):
+    def push(self, text: str) -> str:
+        """The same characters with styles around them."""
+
+
 class Answer(abc.ABC):
     """Takes an answer as it grows: `delta` and `finish` queue, `drain` writes.
 
@@ -183,6 +192,9 @@ class Answer(abc.ABC):
     @abc.abstractmethod
     def delta(self, text: str) -> None:
         """More text of the answer."""
+
+    def think(self, text: str) -> None:  # noqa: B027 (an object holds it anyway)
+        """More of what the model says to itself before the answer."""
 
     @abc.abstractmethod
     def finish(self, report: Mapping[str, object] | None) -> None:
@@ -204,19 +216,42 @@ class Answer(abc.ABC):
 
 
 class TextAnswer(Answer):
-    """The text as it comes, or all at once when stream is False."""
+    """The text as it comes, or all at once when stream is False.
 
-    def __init__(self, writer: Writer, *, stream: bool) -> None:
+    thoughts: whether thinking is shown: before the answer on a terminal, else on stderr. style: dresses text that goes
+    to a terminal. plain: no colours.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        *,
+        stream: bool,
+        thoughts: bool = True,
+        style: TextStyle | None = None,
+        plain: bool = False,
+    ) -> None:
         super().__init__(writer)
         self._stream = stream
         self._held: list[str] = []
         self._terminal = TerminalText() if writer.terminal else None
+        self._style = style if writer.terminal else None
         self._line_open = False
+        self._thoughts = (
+            ThoughtsOnTerminal(self._put_as_is, plain) if writer.terminal else ThoughtsOnStderr(plain)
+        )
+        self._show_thoughts = thoughts
+
+    def think(self, text: str) -> None:
+        if self._show_thoughts:
+            self._thoughts.push(text)
 
     def delta(self, text: str) -> None:
         self._show(text)
 
     def _show(self, text: str) -> None:
+        if text:
+            self._thoughts.finish()
         if not self._stream:
             self._held.append(text)
         elif self._terminal is None:
@@ -232,23 +267,27 @@ class TextAnswer(Answer):
 
     def _end(self) -> None:
         self._stream = True
+        self._thoughts.finish()
         self._show("".join(self._held))
         self._held.clear()
         if self._terminal is not None:
             self._put(self._terminal.finish())
-            self._put("\n" if self._line_open else "")
+            self._put_as_is("\n" if self._line_open else "")
 
     def _put(self, text: str) -> None:
         if text:
             self._line_open = not text.endswith("\n")
-            self._writer.queue(text.encode("utf-8", "replace"))
+            self._put_as_is(text if self._style is None else self._style.push(text))
+
+    def _put_as_is(self, text: str) -> None:
+        self._writer.queue(text.encode("utf-8", "replace"))
 
 
 class CodeAnswer(TextAnswer):
     """Of the text, what the first fenced code block holds. Where there is none, `-o FILE` stays as it was."""
 
-    def __init__(self, writer: Writer, *, stream: bool, language: str) -> None:
-        super().__init__(writer, stream=stream)
+    def __init__(self, writer: Writer, *, stream: bool, language: str, thoughts: bool = True) -> None:
+        super().__init__(writer, stream=stream, thoughts=thoughts)
         self._language = language
         self._block = FencedBlock(language)
 
@@ -295,12 +334,41 @@ def json_line(value: object) -> bytes:
     return (text.translate(_JSON_ESCAPES) + "\n").encode("utf-8")
 
 
-def write_result(content: str | Mapping[str, object]) -> None:
-    """Text, or one JSON object, to stdout: byte for byte, unless that is a terminal. Raises OutputError."""
+class Relay:
+    """Hands each character of a growing answer on once, interrupts or not."""
+
+    def __init__(self, generation: Generation, answer: Answer) -> None:
+        self._generation = generation
+        self._answer = answer
+        self._taken = self._thought = 0
+
+    @property
+    def text(self) -> str:
+        """What has been handed on of the answer."""
+        return self._generation.text[: self._taken]
+
+    def take(self) -> None:
+        thinking, text = self._generation.thinking, self._generation.text
+        if len(thinking) > self._thought:
+            self._answer.think(thinking[self._thought :])
+            self._thought = len(thinking)
+        if len(text) > self._taken:
+            self._answer.delta(text[self._taken :])
+            self._taken = len(text)
+
+    def forward(self) -> None:
+        with held():
+            self.take()
+        self._answer.drain()
+
+
+def write_result(*contents: str | Mapping[str, object]) -> None:
+    """Texts, or JSON objects, to stdout: byte for byte, unless that is a terminal. Raises OutputError."""
     writer = open_writer(None)
-    if isinstance(content, str):
-        writer.queue((sanitize(content) if writer.terminal else content).encode())
-    else:
-        writer.queue(json_line(content))
+    for content in contents:
+        if isinstance(content, str):
+            writer.queue((sanitize(content) if writer.terminal else content).encode())
+        else:
+            writer.queue(json_line(content))
     writer.drain()
     writer.close()

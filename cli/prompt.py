@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from infer.runtime.errors import ContextLengthError
 
@@ -16,12 +17,20 @@ HEAD, TAIL = "head", "tail"
 _MOST_ROOM = 256
 
 
+class Turn(NamedTuple):
+    """thinking: what a reasoning model said to itself before the answer."""
+
+    question: str
+    answer: str
+    thinking: str = ""
+
+
 @dataclass(frozen=True)
 class PromptEncoder:
     """template None: the text as it is, with BOS as the file asks. special: control tokens in it take effect.
 
-    system, prefill and history belong to a chat: prefill is where the answer begins, history the turns before
-    this one, each a question and its answer.
+    system, prefill, history and variables belong to a chat: prefill is where the answer begins, history the turns
+    before this one, variables what else the template is told.
     """
 
     tokenizer: Tokenizer
@@ -29,19 +38,23 @@ class PromptEncoder:
     special: bool = False
     system: str | None = None
     prefill: str | None = None
-    history: tuple[tuple[str, str], ...] = ()
+    history: tuple[Turn, ...] = ()
+    variables: Mapping[str, object] = field(default_factory=dict)
 
     def encode(self, text: str) -> list[int]:
         """Ids of the whole prompt. Raises ChatTemplateError."""
         if self.template is None:
             return self.tokenizer.encode_prompt(text, special=self.special)
         from infer.runtime.tokenizer.chat_template import Segment, encode_segments
+        from infer.runtime.tokenizer.thinking import in_history
 
         messages = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for question, answer in self.history:
-            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        for turn in self.history:
+            messages.append({"role": "user", "content": turn.question})
+            thinking = in_history(self.template, turn.thinking)
+            messages.append({"role": "assistant", "content": turn.answer, **thinking})
         messages.append({"role": "user", "content": text})
-        segments = self.template.render(messages)
+        segments = self.template.render(messages, extra=self.variables)
         if self.prefill:
             # One run with the text before it, as an assistant's message is tokenized in training.
             before = segments.pop().text if segments and not segments[-1].special else ""
@@ -88,7 +101,7 @@ def fit(encoder: PromptEncoder, text: str, context: int, *, side: str | None, ro
         )
     limit = context - room
     if encoder.history:
-        turns = _turns_to_drop(encoder, text, limit)
+        turns = turns_to_drop(encoder, text, limit)
         rest = replace(encoder, history=encoder.history[turns:])
         return replace(fit(rest, text, context, side=side, room=room), tokens=tokens, turns=turns)
     kept = (
@@ -107,7 +120,7 @@ def fit(encoder: PromptEncoder, text: str, context: int, *, side: str | None, ro
     return Fitted(kept, tokens, tokens - len(kept))
 
 
-def _turns_to_drop(encoder: PromptEncoder, text: str, limit: int) -> int:
+def turns_to_drop(encoder: PromptEncoder, text: str, limit: int) -> int:
     """The fewest oldest turns to leave out for at most `limit` ids, all of them where that does not help."""
     turns = len(encoder.history)
 

@@ -76,6 +76,19 @@ def animated(stream: TextIO | None = None) -> bool:
     )
 
 
+def coloured(stream: TextIO | None = None) -> bool:
+    """Whether text on the stream (stderr by default) may be dressed in colours."""
+    return animated(stream) and not os.environ.get("NO_COLOR")
+
+
+def ansi(style: str, text: str) -> str:
+    """Sanitized text in a style, such as "bold cyan", of the 16 colours that every terminal has."""
+    from rich.color import ColorSystem
+    from rich.style import Style
+
+    return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
+
+
 def _console(stream: TextIO, *, wide: bool) -> Console:
     from rich.console import Console
 

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from infer.runtime.tokenizer.base import Tokenizer
 
 
-def report_object(model: LoadedModel, generation: Generation, seed: int) -> dict[str, object]:
-    """What `--json` prints. `logprobs` is there only if it was asked for."""
+def report_object(
+    model: LoadedModel, generation: Generation, seed: int, *, thinking: bool = True
+) -> dict[str, object]:
+    """What `--json` prints. `logprobs` is there only if it was asked for, `thinking` only if there is any to show."""
     reason = generation.finish_reason
     report: dict[str, object] = {
         "text": generation.text,
@@ -30,6 +32,8 @@ def report_object(model: LoadedModel, generation: Generation, seed: int) -> dict
         "device": model.device,
         "exact": model.exact,
     }
+    if generation.thinking and thinking:
+        report["thinking"] = generation.thinking
     if generation.logprobs:
         report["logprobs"] = [logprob_object(item, model.tokenizer) for item in generation.logprobs]
     return report

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from infer.cli import conversation, log, report, session
+from infer.cli import conversation, log, report, session, thinking
 from infer.cli.config import Exclusion
 from infer.cli.conversation import Conversation, ConversationOptions
 from infer.cli.input import STDIN, PromptInput, checked_argument
@@ -18,11 +18,13 @@ from infer.cli.options import (
     InputOptions,
     NoteOptions,
     OutputOptions,
+    PromptOptions,
     SamplingOptions,
+    ThinkOptions,
     takes,
 )
-from infer.cli.output import Answer, CodeAnswer, JsonAnswer, JsonLinesAnswer, TextAnswer, open_writer
-from infer.cli.prompt import HEAD, TAIL, PromptEncoder, answer_room, fit
+from infer.cli.output import Answer, CodeAnswer, JsonAnswer, JsonLinesAnswer, Relay, TextAnswer, open_writer
+from infer.cli.prompt import HEAD, TAIL, PromptEncoder, Turn, answer_room, fit
 from infer.cli.render import Notes, say
 from infer.cli.sampling import draw_seed, sampling_params
 from infer.cli.signals import Terminated, held, patient
@@ -30,7 +32,7 @@ from infer.cli.templates import TemplateOptions, read_with_template
 from infer.runtime.errors import InferError, UsageError
 
 if TYPE_CHECKING:
-    from infer.runtime.generation import Generation
+    from infer.runtime.generation import Generation, Thinking
     from infer.runtime.loader import LoadedModel
     from infer.runtime.request import Request
     from infer.runtime.tokenizer.chat_template import ChatTemplate
@@ -45,6 +47,8 @@ class RunOptions(
     InputOptions,
     TemplateOptions,
     ConversationOptions,
+    PromptOptions,
+    ThinkOptions,
     SamplingOptions,
     EngineOptions,
     LogOptions,
@@ -99,7 +103,7 @@ def run(
     wanted = PromptInput(options.file or (), prompt, use_stdin=uses_stdin(options, prompt), raw=options.raw)
     text = read_with_template(wanted, options, notes)
     with session.logging_to(notes), conversation.opened(options, notes) as talk:
-        history: tuple[tuple[str, str], ...] = ()
+        history: tuple[Turn, ...] = ()
         if talk is not None:
             options, history = talk.applied(options), talk.history
         path = session.locate(options, notes)
@@ -109,8 +113,18 @@ def run(
             request, tokenize_s = make_request(model, options, text, seed, notes, history)
             keeper = _Keeper(talk, text, options.prefill)
             continues = options.raw or bool(options.prefill) or model.chat_template is None
+            thoughts = None if options.raw else thinking.of(options, model.chat_template)
             try:
-                answer_request(model, request, options, answer, tokenize_s, keeper, continues=continues)
+                answer_request(
+                    model,
+                    request,
+                    options,
+                    answer,
+                    tokenize_s,
+                    keeper,
+                    continues=continues,
+                    thoughts=thoughts,
+                )
             finally:
                 if options.log and keeper.generation is not None:
                     log_answer(model, options, text, seed, keeper.generation, notes)
@@ -137,6 +151,7 @@ def check(options: RunOptions) -> None:
     if options.truncate not in (None, HEAD, TAIL):
         raise clash("truncate", f"must be {HEAD} or {TAIL}, not {options.truncate!r}")
     conversation.check(options)
+    thinking.check(options)
     for name in ("system", "prefill"):
         if getattr(options, name):
             checked_argument(options.origin(name), getattr(options, name))
@@ -149,9 +164,11 @@ def open_answer(options: RunOptions) -> Answer:
         return JsonAnswer(writer)
     if options.jsonl:
         return JsonLinesAnswer(writer)
+    thoughts = not options.hide_thinking and (writer.terminal or not options.quiet)
+    stream = not options.no_stream
     if options.extract is not None:
-        return CodeAnswer(writer, stream=not options.no_stream, language=options.extract)
-    return TextAnswer(writer, stream=not options.no_stream)
+        return CodeAnswer(writer, stream=stream, language=options.extract, thoughts=thoughts)
+    return TextAnswer(writer, stream=stream, thoughts=thoughts)
 
 
 def make_request(
@@ -160,7 +177,7 @@ def make_request(
     text: str,
     seed: int,
     notes: Notes,
-    history: tuple[tuple[str, str], ...] = (),
+    history: tuple[Turn, ...] = (),
 ) -> tuple[Request, float]:
     """The prompt, after the turns of a history, as ids that fit, with its sampling, and the seconds that took.
 
@@ -181,7 +198,15 @@ def make_request(
     system = options.system
     if system == "" and template is not None:
         system = empty_system(template, options.origin("system"), notes)
-    encoder = PromptEncoder(model.tokenizer, template, options.special, system, options.prefill, history)
+    encoder = PromptEncoder(
+        model.tokenizer,
+        template,
+        options.special,
+        system,
+        options.prefill,
+        history,
+        thinking.variables(options, template, model.name),
+    )
     sampling = sampling_params(options, model.sampling_defaults, seed=seed, logprobs=options.logprobs)
     context = model.engine.ctx
     fitted = fit(encoder, text, context, side=options.truncate, room=answer_room(options.max_tokens, context))
@@ -223,7 +248,7 @@ def log_answer(
 ) -> None:
     """Keep an answer in the log, an interrupted one as "cancelled"."""
     from infer.runtime.store.log import Exchange
-    from infer.runtime.store.sessions import now
+    from infer.runtime.store.session_format import now
 
     exchange = Exchange(
         time=now(),
@@ -262,12 +287,13 @@ class _Keeper:
 def answer_request(
     model: LoadedModel,
     request: Request,
-    options: OutputOptions,
+    options: RunOptions,
     answer: Answer,
     tokenize_s: float,
     keeper: _Keeper,
     *,
     continues: bool,
+    thoughts: Thinking | None = None,
 ) -> None:
     """Generate and write. An interrupt writes what there is and goes on upwards; so does an error.
 
@@ -275,11 +301,11 @@ def answer_request(
     """
     from infer.runtime.generation import TextStream
 
-    stream = TextStream(model.engine, model.tokenizer, request, continues=continues)
+    stream = TextStream(model.engine, model.tokenizer, request, continues=continues, thinking=thoughts)
     generation = stream.generation
     generation.stats.load_s, generation.stats.tokenize_s = model.load_s, tokenize_s
     stop: KeyboardInterrupt | Terminated | None = None
-    relay = _Relay(generation, answer)
+    relay = Relay(generation, answer)
     try:
         if not answer.wants_report:
             # Until the first text there is nothing to keep.
@@ -301,7 +327,8 @@ def answer_request(
         raise
     failure = keeper.keep(generation)
     seed = request.sampling.seed
-    result = report.report_object(model, generation, seed) if answer.wants_report else None
+    shown = not options.hide_thinking
+    result = report.report_object(model, generation, seed, thinking=shown) if answer.wants_report else None
     with held():
         relay.take()
         answer.finish(result)
@@ -316,23 +343,3 @@ def answer_request(
         raise stop
     if failure is not None or (failure := answer.failure()) is not None:
         raise failure
-
-
-class _Relay:
-    """Hands each character of a growing answer on once, interrupts or not."""
-
-    def __init__(self, generation: Generation, answer: Answer) -> None:
-        self._generation = generation
-        self._answer = answer
-        self._taken = 0
-
-    def take(self) -> None:
-        text = self._generation.text
-        if len(text) > self._taken:
-            self._answer.delta(text[self._taken :])
-            self._taken = len(text)
-
-    def forward(self) -> None:
-        with held():
-            self.take()
-        self._answer.drain()

@@ -84,12 +84,18 @@ def locate(options: SourceOptions, notes: Notes) -> Path:
 
 @contextmanager
 def open_model(
-    path: Path, engine: EngineConfig, *, chat_template: str | None, pre: str | None, notes: Notes
+    path: Path,
+    engine: EngineConfig,
+    *,
+    chat_template: str | None,
+    pre: str | None,
+    notes: Notes,
+    bar: bool = True,
 ) -> Iterator[LoadedModel]:
-    """Load a model, say its warnings, close it at the end. Raises ModelError."""
+    """Load a model, say its warnings, close it at the end. bar: show one if it takes long. Raises ModelError."""
     from infer.runtime.loader import load_model
 
-    with progress(f"loading {path.name}", enabled=not notes.quiet) as update:
+    with progress(f"loading {path.name}", enabled=bar and not notes.quiet) as update:
         model = load_model(
             path,
             engine,

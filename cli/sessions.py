@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,14 +17,16 @@ from infer.cli.output import write_result
 from infer.runtime.errors import SessionError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from infer.runtime.store.sessions import Message, Session, SessionFile, SessionStore
+    from infer.runtime.store.session_format import Message, Session
+    from infer.runtime.store.sessions import SessionFile, SessionStore
 
 _Name = Annotated[
     str, typer.Argument(metavar="NAME", help="A name of `infer session ls`.", autocompletion=complete_session)
 ]
 
 
-_FORMATS = ("md", "json")
+_FORMATS = ("md", "jsonl", "json")
+_AROUND = 30  # characters shown on both sides of what was searched for
 
 
 @takes(JsonOptions)
@@ -35,17 +38,23 @@ def ls(options: JsonOptions) -> None:
       infer session ls --json | jq -r '.sessions[].name'
     """
     store = _store()
-    rows = [_row(store, file) for file in store.files()]
     if options.json:
+        rows = [_row(store, file) for file in store.files()]
         render.emit(json.dumps({"folder": str(store.folder), "sessions": rows}))
         return
+    for line in listing(store):
+        render.emit(line)
+
+
+def listing(store: SessionStore) -> list[str]:
+    """A table of all sessions, for people."""
+    rows = [_row(store, file) for file in store.files()]
     lines = [("NAME", "TURNS", "LAST USED", "MODEL")]
     for row in rows:
         used = render.local_time(row["modified"])
         turns = "-" if row["turns"] is None else str(row["turns"])
         lines.append((row["name"], turns, used, row["model"] or f"damaged: {row['error']}"))
-    for line in render.columns(lines, right=(1,)):
-        render.emit(line)
+    return render.columns(lines, right=(1,))
 
 
 @takes(JsonOptions)
@@ -57,7 +66,85 @@ def show(options: JsonOptions, name: _Name) -> None:
       infer session show trip --json
     """
     session = _read(_store(), name)
-    write_result(_object(session) if options.json else _text(session))
+    write_result(_object(session) if options.json else as_text(session))
+
+
+@takes(JsonOptions)
+def search(
+    options: JsonOptions,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="In any case: upper, lower or mixed.")],
+) -> None:
+    """Find sessions by what was said in them.
+
+    Examples:
+      infer session search "train to Rome"
+      infer session search rome --json | jq -r '.matches[].session'
+    """
+    if not text:
+        raise UsageError("search needs a text to look for")
+    store = _store()
+    if not options.json:
+        for line in matches(store, text):
+            render.emit(line)
+        return
+    found = [
+        {"session": session.name, "message": number, "role": message.role, "content": message.content}
+        for session, number, message in _search(store, text)
+    ]
+    render.emit(json.dumps({"matches": found}))
+
+
+def matches(store: SessionStore, text: str) -> list[str]:
+    """A table of the messages that hold a text, for people."""
+    lines = [
+        (session.name, str((number + 1) // 2), message.role, _excerpt(message.content, text))
+        for session, number, message in _search(store, text)
+    ]
+    return render.columns([("NAME", "TURN", "ROLE", "TEXT"), *lines], right=(1,)) if lines else []
+
+
+def _search(store: SessionStore, text: str) -> Iterator[tuple[Session, int, Message]]:
+    """Messages that hold the text, with their number, from 1; the system message is 0. Damaged sessions hold none."""
+    from infer.runtime.store.session_format import Message
+
+    wanted = text.casefold()
+    for file in store.files():
+        try:
+            session = store.read(file.name)
+        except SessionError as error:
+            render.say(f"infer: warning: {error}")
+            continue
+        if session is None:
+            continue
+        system = [] if session.system is None else [(0, Message("system", session.system))]
+        for number, message in [*system, *enumerate(session.messages, 1)]:
+            if wanted in message.content.casefold():
+                yield session, number, message
+
+
+def _excerpt(content: str, text: str) -> str:
+    at = max(0, content.casefold().find(text.casefold()))  # of the folded text, which may be a little longer
+    start, end = max(0, at - _AROUND), at + len(text) + _AROUND
+    line = " ".join(content[start:end].split())
+    return ("…" if start else "") + line + ("…" if end < len(content) else "")
+
+
+@takes(NoteOptions)
+def rename(
+    options: NoteOptions,
+    name: _Name,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The name it gets.")],
+) -> None:
+    """Give a conversation another name.
+
+    Examples:
+      infer session rename trip rome-2026
+    """
+    store = _store()
+    if not store.rename(name, new):
+        raise _unknown(store, name)
+    if not options.quiet:
+        render.say(f"session {name} is now {new}")
 
 
 @takes(NoteOptions)
@@ -89,19 +176,27 @@ def export(
     options: Options,
     name: _Name,
     form: Annotated[
-        str, typer.Option("--format", metavar="md|json", help="json: what `show --json` prints.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="md|jsonl|json",
+            help="jsonl: a line for each message, word for word; json: what `show --json` prints.",
+        ),
     ] = "md",
 ) -> None:
-    """Print a conversation as Markdown or JSON.
+    """Print a conversation as Markdown, JSON lines or JSON.
 
     Examples:
       infer session export trip > trip.md
-      infer session export trip --format json
+      infer session export trip --format jsonl
     """
     if form not in _FORMATS:
-        raise UsageError(f"--format must be md or json, not {form!r}")
+        raise UsageError(f"--format must be md, jsonl or json, not {form!r}")
     session = _read(_store(), name)
-    write_result(_object(session) if form == "json" else _markdown(session))
+    if form == "md":
+        write_result(_markdown(session))
+    else:
+        write_result(*([_object(session)] if form == "json" else _messages(session)))
 
 
 def _store() -> SessionStore:
@@ -144,17 +239,21 @@ def _row(store: SessionStore, file: SessionFile) -> dict[str, Any]:
 
 def _object(session: Session) -> dict[str, object]:
     """The whole conversation; "messages" is what chat APIs take, the system message included."""
+    return {
+        "name": session.name,
+        "model": session.model,
+        "created": session.created,
+        "messages": _messages(session),
+    }
+
+
+def _messages(session: Session) -> list[dict[str, object]]:
     system = [{"role": "system", "content": session.system}] if session.system is not None else []
     messages = [
         {key: value for key, value in dataclasses.asdict(message).items() if value or key == "content"}
         for message in session.messages
     ]
-    return {
-        "name": session.name,
-        "model": session.model,
-        "created": session.created,
-        "messages": [*system, *messages],
-    }
+    return [*system, *messages]
 
 
 def _about(session: Session, message: Message) -> str:
@@ -164,7 +263,8 @@ def _about(session: Session, message: Message) -> str:
     return ", ".join(facts)
 
 
-def _text(session: Session) -> str:
+def as_text(session: Session) -> str:
+    """For people."""
     parts = [f"[system]\n{session.system}\n"] if session.system is not None else []
     for message in session.messages:
         about = _about(session, message)

@@ -26,6 +26,8 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 2.0
 _noticed = threading.Event()
 _patient = threading.Event()
+_pipes: list[int] = []  # the write end, once installed
+_DEALT_WITH = b"\0"  # in the pipe after a signal: the next one is a first one again
 
 
 class Terminated(BaseException):
@@ -60,6 +62,7 @@ def install() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    _pipes[:] = [writer]
     threading.Thread(target=_watch, args=(reader,), name="signals", daemon=True).start()
 
 
@@ -71,11 +74,34 @@ def _watch(reader: int) -> None:
                 _end(last)
             continue
         for number in os.read(reader, 64):
-            if number in _STOPPING:
+            if number == _DEALT_WITH[0]:
+                last = None
+            elif number in _STOPPING:
                 if last is not None:
                     _show_cursor()
                     leave(_code(number))
                 last = number
+
+
+def dealt_with() -> None:
+    """A signal has been answered and the process goes on: the next one is a first one again."""
+    _noticed.clear()
+    if _pipes:
+        os.write(_pipes[0], _DEALT_WITH)
+
+
+@contextmanager
+def lent() -> Iterator[None]:
+    """Leave the signals to an event loop of asyncio, and take them back at the end."""
+    saved = {number: signal.getsignal(number) for number in _STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in saved.items():
+            signal.signal(number, handler)
+        if _pipes:
+            signal.set_wakeup_fd(_pipes[0], warn_on_full_buffer=False)
+        dealt_with()
 
 
 def _end(number: int) -> None:

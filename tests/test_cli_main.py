@@ -17,7 +17,7 @@ from infer.cli.options import complete_model
 
 HEAVY = {
     "torch", "numpy", "tokenizers", "huggingface_hub", "transformers", "jinja2", "bitsandbytes",
-    "safetensors", "sentencepiece", "rich", "platformdirs", "pydantic", "triton",
+    "safetensors", "sentencepiece", "rich", "platformdirs", "pydantic", "triton", "prompt_toolkit", "sqlite3",
 }  # fmt: skip
 MAY_IMPORT = re.compile(
     r"infer(\.(cli(\.\w+)?|samplers(\.params)?"

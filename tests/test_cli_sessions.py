@@ -414,6 +414,52 @@ def test_show_and_export(home: Home) -> None:
     assert home("session", "export", "s", "--format", "xml")[0] == 2
 
 
+def test_export_of_any_text(home: Home) -> None:
+    text = "\x1b[31m\u2028é\r\n\t\0 "
+    home.say("--session", "s", "-s", "Be\nkind.", "one", text=text)
+    code, out, _ = home("session", "export", "s", "--format", "jsonl")
+    lines = [json.loads(line) for line in out.split("\n")[:-1]]
+    assert code == 0
+    assert [(line["role"], line["content"]) for line in lines] == [
+        ("system", "Be\nkind."), ("user", "one"), ("assistant", text),
+    ]  # fmt: skip
+
+
+def test_rename(home: Home) -> None:
+    home.say("--session", "s", "one")
+    assert home("session", "rename", "s", "t") == (0, "", "session s is now t\n")
+    assert home("session", "rename", "s", "u")[0] == 1
+    assert home("session", "rename", "t", "a/b")[0] == 2
+    home.say("--session", "s", "two")
+    assert home("session", "rename", "s", "t")[0] == 1
+    assert (home.texts("s")[0], home.texts("t")[0]) == ("two", "one")
+
+
+def test_search(home: Home) -> None:
+    home.say(
+        "--session",
+        "s",
+        "-s",
+        "Be kind.",
+        "Where is the STRASSE?",
+        text="x" * 50 + " Straße\x1b[2J " + "y" * 50,
+    )
+    home.say("--session", "t", "nothing")
+    home.file("bad").write_bytes(b"{")
+    code, out, err = home("session", "search", "strasse")
+    assert (code, err.count("\n"), "bad.jsonl: line 1" in err) == (0, 1, True)
+    assert [line.split()[:3] for line in out.splitlines()[1:]] == [
+        ["s", "1", "user"],
+        ["s", "1", "assistant"],
+    ]
+    assert "…" in out
+    assert "\x1b" not in out
+    found = json.loads(home("session", "search", "--json", "KIND")[1])["matches"]
+    assert found == [{"session": "s", "message": 0, "role": "system", "content": "Be kind."}]
+    assert home("session", "search", "nowhere")[:2] == (0, "")
+    assert home("session", "search", "")[0] == 2
+
+
 def test_rm(home: Home) -> None:
     home.say("--session", "s", "one")
     code, _, err = home("session", "rm", "s")

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from infer.runtime.errors import SessionError, UsageError
 from infer.runtime.store import sessions
@@ -138,6 +140,59 @@ def test_names_that_are_refused(name: str, store: SessionStore) -> None:
     for use in (check_name, store.read, store.path, store.remove):
         with pytest.raises(UsageError, match="no name for a session"):
             use(name)
+
+
+def test_rename(store: SessionStore) -> None:
+    add(store, "old", "a")
+    add(store, "taken", "b")
+    before = store.path("old").read_bytes()
+    assert not store.rename("none", "new")
+    with pytest.raises(SessionError, match="there is a session taken already"):
+        store.rename("old", "taken")
+    with pytest.raises(UsageError):
+        store.rename("old", "../new")
+    with store.locked("old"), pytest.raises(SessionError, match="in use"):
+        store.rename("old", "new")
+    assert store.rename("old", "new")
+    assert store.rename("new", "new")
+    assert store.path("new").read_bytes() == before
+    assert [file.name for file in store.files()] == ["taken", "new"]
+
+
+TEXT = st.text(
+    st.characters(codec="utf-8") | st.sampled_from('\n\r\0\x1b\x7f\x85\u2028\u2029\ufeff\ufffd"\\'),
+    max_size=40,
+)
+
+
+@given(
+    system=st.none() | TEXT,
+    turns=st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=4),
+    kept=st.integers(0, 4),
+    later=st.none() | TEXT,
+)
+@settings(max_examples=60, deadline=None)
+def test_any_text_comes_back_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory,
+    system: str | None,
+    turns: list[tuple[str, str, str]],
+    kept: int,
+    later: str | None,
+) -> None:
+    """Written turn by turn, cut short, and under another system message."""
+    store = SessionStore(DataDirs.from_home(tmp_path_factory.mktemp("any")))
+    with store.locked("s"):
+        session = Session("s", "model", "then", system)
+        for question, answer, thinking in turns:
+            said = Message("assistant", answer, "later", "model", "stop", thinking)
+            session = store.append(session, Message("user", question, "now"), said)
+        if turns:
+            assert store.read("s") == session
+        lines = session.data.splitlines()
+        cut = store.write(session, session.messages[: 2 * kept], later)
+        assert store.read("s") == cut
+        assert (cut.system, cut.messages) == (later, session.messages[: 2 * kept])
+        assert cut.data.splitlines()[1:] == lines[1 : 1 + len(cut.messages)]
 
 
 HEADER = b'{"infer_session": 1, "model": "m", "created": "t", "system": null}\n'

@@ -1,70 +1,28 @@
 """Conversations kept across runs: one JSONL file each, which is replaced whole and never edited in place.
 
-The first line is the header, `{"infer_session": 1, "model", "created", "system"}`. Then user and assistant take
-turns: `{"role", "content", "time"}`, the assistant's line also with the "model" that answered and the "finish"
-reason of the answer. Times are UTC, ISO 8601. Lines that are there already are kept byte for byte, whatever else
-they hold; a file that is not of this form is an error and stays as it is.
+`session_format` says what is in it. Lines that are there already are kept byte for byte, whatever else they hold; a
+file that is not of this form is an error and stays as it is.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infer.runtime.errors import SessionError, UsageError
 from infer.runtime.store.files import sync_folder
 from infer.runtime.store.lock import exclusive
 from infer.runtime.store.paths import DataDirs
+from infer.runtime.store.session_format import Message, Session, Stamp, encode, parse
 
-VERSION = 1
 _SUFFIX = ".jsonl"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _LARGEST = 64 << 20  # bytes of a file
-_ROLES = ("user", "assistant")
-# JSON leaves these as they are, but terminals obey the first and other programs end lines at the last.
-_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}
-
-# device, inode, size, mtime_ns, ctime_ns: a file with another one is not the file that was read.
-_Stamp = tuple[int, int, int, int, int]
-
-
-@dataclass(frozen=True)
-class Message:
-    """One line. Only an assistant's message has a model, as `-m` takes it, and a finish reason."""
-
-    role: str
-    content: str
-    time: str = ""
-    model: str = ""
-    finish: str = ""
-
-
-@dataclass(frozen=True)
-class Session:
-    """A conversation as it was read, or one to be written. messages: user, assistant, user, … in pairs.
-
-    model: the one it was begun with, as `-m` takes it. system: None without a system message.
-    """
-
-    name: str
-    model: str
-    created: str
-    system: str | None = None
-    messages: tuple[Message, ...] = ()
-    data: bytes = b""
-    stamp: _Stamp | None = None
-
-    @property
-    def turns(self) -> list[tuple[Message, Message]]:
-        """Questions with their answers."""
-        return list(zip(self.messages[::2], self.messages[1::2], strict=True))
 
 
 @dataclass(frozen=True)
@@ -85,11 +43,6 @@ def check_name(name: str, what: str = "a session") -> str:
             "beginning with a letter, a digit or '_'"
         )
     return name
-
-
-def now() -> str:
-    """UTC to the second, ISO 8601."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class SessionStore:
@@ -144,7 +97,7 @@ class SessionStore:
             raise SessionError(
                 f"{path}: larger than {_LARGEST >> 20} MiB, which no context holds; begin another"
             )
-        return _parse(name, path, data, _stamp(status))
+        return parse(name, path, data, _stamp(status))
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
@@ -170,32 +123,49 @@ class SessionStore:
             yield
 
     def append(self, session: Session, user: Message, assistant: Message) -> Session:
-        """The session with one more turn, durably on disk, to be called with the lock held.
+        """The session with one more turn, durably on disk, to be called with the lock held (see `write`)."""
+        return self.write(session, (*session.messages, user, assistant), session.system, what="this turn")
+
+    def write(
+        self, session: Session, messages: Sequence[Message], system: str | None, *, what: str = "the session"
+    ) -> Session:
+        """The session with these messages, durably on disk, to be called with the lock held.
 
         Whatever happens, the file holds the old content or the new one. Raises SessionError where it cannot be
-        written, or is no longer what the session was read from.
+        written, or is no longer what the session was read from. what: the thing that is then lost, for the message.
         """
         path = self.path(session.name)
-        data = session.data or _line(
-            infer_session=VERSION, model=session.model, created=session.created, system=session.system
-        )
-        if not data.endswith(b"\n"):
-            data += b"\n"
-        for message in (user, assistant):
-            more = {"model": message.model, "finish": message.finish} if message.role == "assistant" else {}
-            data += _line(role=message.role, content=message.content, time=message.time, **more)
+        data = encode(session, system, messages)
         if len(data) > _LARGEST:
             raise SessionError(f"{path}: would be larger than {_LARGEST >> 20} MiB; begin another session")
         try:
             if self._stamp_now(path) != session.stamp:
-                raise SessionError(f"{path}: was changed meanwhile by another program: this turn is not kept")
+                raise SessionError(f"{path}: was changed meanwhile by another program: {what} is not kept")
             stamp = self._replace(path, data)
         except OSError as error:
-            raise _failure(path, "this turn cannot be kept", error) from None
-        messages = (*session.messages, user, assistant)
-        return Session(
-            session.name, session.model, session.created, session.system, messages, data=data, stamp=stamp
-        )
+            raise _failure(path, f"{what} cannot be kept", error) from None
+        return replace(session, system=system, messages=tuple(messages), data=data, stamp=stamp)
+
+    def rename(self, old: str, new: str) -> bool:
+        """Give a session another name; False where there is none. Raises SessionError, also where the name is taken."""
+        path, target = self.path(old), self.path(new)
+        if not os.path.lexists(path):
+            return False
+        if old == new:
+            return True
+        with self.locked(old), self.locked(new):
+            if os.path.lexists(target):
+                raise SessionError(
+                    f"there is a session {new} already: choose another name, or remove it first"
+                )
+            try:
+                path.rename(target)
+                sync_folder(self.folder)
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                raise _failure(path, "cannot be renamed", error) from None
+        return True
 
     def remove(self, name: str) -> bool:
         """Delete a session; False where there is none. Raises SessionError, also where it is in use."""
@@ -219,13 +189,13 @@ class SessionStore:
         return path.with_name(f".{path.name}.tmp")
 
     @staticmethod
-    def _stamp_now(path: Path) -> _Stamp | None:
+    def _stamp_now(path: Path) -> Stamp | None:
         try:
             return _stamp(path.lstat())
         except FileNotFoundError:
             return None
 
-    def _replace(self, path: Path, data: bytes) -> _Stamp:
+    def _replace(self, path: Path, data: bytes) -> Stamp:
         temporary = self._temporary(path)
         temporary.unlink(missing_ok=True)
         try:
@@ -243,90 +213,9 @@ class SessionStore:
         return _stamp(path.lstat())
 
 
-def _stamp(status: os.stat_result) -> _Stamp:
+def _stamp(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _failure(path: Path, what: str, error: OSError) -> SessionError:
     return SessionError(f"{path}: {what}: {error.strerror or error}")
-
-
-def _line(**fields: object) -> bytes:
-    return json.dumps(fields, ensure_ascii=False).translate(_ESCAPES).encode("utf-8") + b"\n"
-
-
-def _parse(name: str, path: Path, data: bytes, stamp: _Stamp) -> Session:
-    header: dict[str, object] | None = None
-    messages: list[Message] = []
-    for number, raw in enumerate(data.split(b"\n"), 1):
-        if not raw.strip():
-            continue
-        try:
-            fields = _fields(raw)
-            if header is None:
-                header = _header(fields)
-            else:
-                messages.append(_message(fields, _ROLES[len(messages) % 2]))
-        except ValueError as error:
-            raise SessionError(
-                f"{path}: line {number}: {error}; repair it, or remove the session with `infer session rm {name}`"
-            ) from None
-    if header is None:
-        raise SessionError(f"{path}: line 1: the header is missing; remove it with `infer session rm {name}`")
-    if len(messages) % 2:
-        raise SessionError(
-            f"{path}: line {data.rstrip().count(10) + 1}: the question has no answer; remove that line"
-        )
-    system = header["system"]
-    return Session(
-        name=name,
-        model=str(header["model"]),
-        created=str(header["created"]),
-        system=None if system is None else str(system),
-        messages=tuple(messages),
-        data=data,
-        stamp=stamp,
-    )
-
-
-def _fields(raw: bytes) -> dict[str, object]:
-    """One line as an object. Raises ValueError."""
-    try:
-        fields = json.loads(raw.decode("utf-8"))
-    except (ValueError, RecursionError):
-        raise ValueError("not a JSON object in UTF-8") from None
-    if not isinstance(fields, dict):
-        raise ValueError("not a JSON object")
-    return fields
-
-
-def _header(fields: dict[str, object]) -> dict[str, object]:
-    version = fields.get("infer_session")
-    if type(version) is not int or version < 1:
-        raise ValueError("not the header of a session")
-    if version > VERSION:
-        raise ValueError(f"written by a newer version of infer (format {version}, this one knows {VERSION})")
-    system = fields.get("system")
-    return {
-        "model": _text(fields, "model"),
-        "created": _text(fields, "created"),
-        "system": None if system is None else _text(fields, "system"),
-    }
-
-
-def _message(fields: dict[str, object], role: str) -> Message:
-    if fields.get("role") != role:
-        raise ValueError(f"the role must be {role} here, as user and assistant take turns")
-    more = {key: _text(fields, key) for key in ("time", "model", "finish") if key in fields}
-    return Message(role, _text(fields, "content"), **more)
-
-
-def _text(fields: dict[str, object], key: str) -> str:
-    value = fields.get(key)
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is missing or no text")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError(f"{key} holds half of a surrogate pair, which is no character") from None
-    return value

@@ -49,7 +49,10 @@ class Segment:
 
 
 class ChatTemplate:
-    """A compiled template. Rendering takes at most template_limits.TIME_LIMIT and an account of memory."""
+    """A compiled template. Rendering takes at most template_limits.TIME_LIMIT and an account of memory.
+
+    variables: the names it reads. fields: the attributes it looks up, and its other constant texts.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class ChatTemplate:
 
         from infer.runtime.tokenizer.template_sandbox import create_environment
 
-        self.name = name
+        self.name, self.source = name, source
         if len(source) > MAX_SOURCE:
             raise ChatTemplateError(
                 f"{name} has {len(source)} characters; {MAX_SOURCE} is the most that is used"
@@ -80,6 +83,8 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             literals = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+            self.fields = frozenset(literals) | {node.attr for node in tree.find_all(nodes.Getattr)}
+            self.variables = frozenset(node.name for node in tree.find_all(nodes.Name) if node.ctx == "load")
             literals += [node.data for node in tree.find_all(nodes.TemplateData)]
             self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:

@@ -22,11 +22,16 @@ class IncrementalDetokenizer:
     token can change or cut away, and no more.
 
     stop: non-empty strings (else UsageError). strip_leading_space: leave out one space at the very start; None:
-    where `tokenizer.decode` does.
+    where `tokenizer.decode` does. shown: control tokens that stand in the text by their names.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), strip_leading_space: bool | None = None
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        strip_leading_space: bool | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         if not all(stop):
             raise UsageError(
@@ -34,6 +39,7 @@ class IncrementalDetokenizer:
             )
         self.stopped: str | None = None  # the stop string found; nothing is returned after it
         self._tokenizer = tokenizer
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._automaton = _Automaton(stop) if stop else None
         self._state = 0  # its prefix is the text that is held back
@@ -43,6 +49,8 @@ class IncrementalDetokenizer:
         """The text that this token made certain, often "". Raises IndexError for an id out of range."""
         if self.stopped is not None:
             return ""
+        if token_id in self._shown:
+            return self._scan(self._decoder.decode(self._tokenizer.piece(token_id).encode()))
         return self._scan(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
     def finish(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import sys
 import time
 import types
@@ -44,7 +45,7 @@ class Script:
 
     hang_after: tokens after which steps bring nothing. fail_after: tokens after which a step raises
     NumericalError. template: a Jinja source, None for a base model. marker: a file that appears once the
-    model loads slowly or hangs.
+    model loads slowly or hangs, or a session is written slowly (save_delay: seconds).
     """
 
     text: str = "Hello there."
@@ -59,6 +60,7 @@ class Script:
     defaults: dict[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     marker: str | None = None
+    save_delay: float = 0.0
 
     def mark(self) -> None:
         if self.marker is not None:
@@ -109,6 +111,7 @@ class ScriptedEngine:
 
     def add(self, request: Any) -> None:
         self.requests.append(request)
+        self._sent = 0
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
@@ -193,6 +196,16 @@ if __name__ == "__main__":
     from infer.cli.main import main
 
     stub_engine()
-    install(ScriptedModel(Script(**json.loads(sys.argv[1]))))
+    scripted = ScriptedModel(Script(**json.loads(sys.argv[1])))
+    if scripted.script.save_delay:
+        real_fsync = os.fsync
+
+        def slow_fsync(descriptor: int) -> None:
+            scripted.script.mark()
+            time.sleep(scripted.script.save_delay)
+            real_fsync(descriptor)
+
+        os.fsync = slow_fsync
+    install(scripted)
     sys.argv = ["infer", *sys.argv[2:]]
     main()
