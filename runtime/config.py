@@ -86,6 +86,30 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoEConfig:
+    """Mixture of experts: which layers have one, and how a row's experts are chosen.
+
+    experts, used: of a layer, and how many of them a row goes to. inner: width of one expert's gate. shared: the same
+    of the expert that every row goes to, 0 for none. leading_dense: layers before the first with experts. gate: scores
+    are a "softmax" or "sigmoid" of the router's logits, or the logits, and then weights are a softmax over the chosen
+    ("chosen_softmax"). normalize: the weights of the chosen are made to sum to one. scale: their factor. groups,
+    groups_used: experts are chosen from the best groups only, a group counting its best expert (softmax, arXiv
+    2405.04434) or its two best (sigmoid, arXiv 2412.19437).
+    """
+
+    experts: int
+    used: int
+    inner: int
+    shared: int = 0
+    leading_dense: int = 0
+    gate: str = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    groups_used: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Shape of a decoder-only transformer, read from file metadata only.
 
@@ -107,6 +131,7 @@ class ModelConfig:
     head_dim: int
     norm_eps: float
     rope: RopeConfig
+    moe: MoEConfig | None = None
     name: str = ""
     activation: str = "silu"
     windows: tuple[int, ...] = ()

@@ -62,6 +62,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_hidden_layers": 3, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
         "logits_scaling": 6.0, "tie_word_embeddings": True,
     }),
+    "mixtral": ("mixtral", {"num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 3}),
+    "qwen3moe": ("qwen3_moe", {
+        "num_hidden_layers": 2, "head_dim": 32, "num_experts": 12, "num_experts_per_tok": 5,
+        "moe_intermediate_size": 32, "norm_topk_prob": True,
+    }),
     "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "rope_parameters": DEFAULT}),
 }  # fmt: skip
 WINDOWED = {"mistral", "gemma2", "gemma3", "gemma3, extended", "phi3", "olmo3"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -66,18 +67,32 @@ class WeightLoader:
         self._advance(tensor)
         return packed
 
-    def vector(self, name: str, length: int) -> torch.Tensor:
-        """float32 [length] on the kernel's device."""
-        tensor = self._take(name, (length,))
+    def matrices(self, name: str, count: int, rows: int, columns: int) -> tuple[PackedWeight, ...]:
+        """The weights [rows, columns] that lie one after another in a tensor [count, rows, columns]."""
+        tensor = self._take(name, (count, rows, columns))
+        packed = tuple(self._pack(tensor, index * rows, rows) for index in range(count))
+        self._advance(tensor)
+        return packed
+
+    def router(self, name: str, experts: int, columns: int) -> Linear:
+        """`linear`, as it is stored: `--quant` leaves a router alone, since a rounded score may be another choice."""
+        tensor = self._take(f"{name}.weight", (experts, columns))
+        weight = self._pack(tensor, 0, experts, as_stored=True)
+        self._advance(tensor)
+        return Linear(weight, self.optional_vector(f"{name}.bias", experts))
+
+    def vector(self, name: str, *shape: int) -> torch.Tensor:
+        """float32 of that shape on the kernel's device."""
+        tensor = self._take(name, shape)
         if tensor.type not in ("F32", "F16", "BF16"):
             raise UnsupportedModelError(
                 f"{self._checkpoint.path}: tensor {name} is {tensor.type}; vectors must be F32, F16 or BF16"
             )
-        values = get_format(tensor.type).decode(self._read(tensor, 0, tensor.nbytes), (1, length))
+        values = get_format(tensor.type).decode(self._read(tensor, 0, tensor.nbytes), (1, math.prod(shape)))
         self._advance(tensor)
         if not isinstance(values, torch.Tensor):
             raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name} is not a plain vector")
-        return values.reshape(length).to(device=self._kernel.device, dtype=torch.float32)
+        return values.reshape(shape).to(device=self._kernel.device, dtype=torch.float32)
 
     def linear(self, name: str, rows: int, columns: int) -> Linear:
         """`name`.weight and, where the file has it, `name`.bias."""
@@ -101,8 +116,8 @@ class WeightLoader:
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return Norm(self.vector(f"{name}.weight", width), eps)
 
-    def optional_vector(self, name: str, length: int) -> torch.Tensor | None:
-        return self.vector(name, length) if name in self else None
+    def optional_vector(self, name: str, *shape: int) -> torch.Tensor | None:
+        return self.vector(name, *shape) if name in self else None
 
     def finish(self) -> None:
         if self._left:
@@ -113,9 +128,9 @@ class WeightLoader:
                 "the file is of another architecture than it says, or newer than this version of infer"
             )
 
-    def _pack(self, tensor: RawTensor, first: int, rows: int) -> PackedWeight:
-        """Rows [first, first + rows) of a matrix."""
-        name, columns = tensor.name, tensor.shape[1]
+    def _pack(self, tensor: RawTensor, first: int, rows: int, *, as_stored: bool = False) -> PackedWeight:
+        """Rows [first, first + rows) of a matrix, or of matrices one after another."""
+        name, columns = tensor.name, tensor.shape[-1]
         try:
             form = get_format(tensor.type)
             row_bytes = form.row_bytes(columns)
@@ -125,7 +140,7 @@ class WeightLoader:
         def read(start: int, stop: int) -> torch.Tensor:
             return self._read(tensor, (first + start) * row_bytes, (stop - start) * row_bytes)
 
-        source = WeightSource(name, (rows, columns), form, read, self._quant)
+        source = WeightSource(name, (rows, columns), form, read, None if as_stored else self._quant)
         try:
             return self._kernel.pack(source)
         except ValueError as error:

@@ -9,7 +9,8 @@ import torch
 
 from infer.runtime.config import ModelConfig
 from infer.runtime.models.base import Model, WeightLoader
-from infer.runtime.models.layers import Attention, DecoderLayer, GatedMLP
+from infer.runtime.models.layers import Attention, DecoderLayer, GatedMLP, MoE
+from infer.runtime.models.moe import load_mlp, load_moe
 from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops, RopeTable, Value
 from infer.runtime.models.rope import rope_table
 
@@ -85,7 +86,7 @@ class Decoder(Model):
             attention=self._attention(loader, index, rope),
             post_attention_norm=norm(self.post_norms, "post_attention_norm", config.norm_eps),
             mlp_norm=norm(self.pre_norms, "ffn_norm", self._stream_eps),
-            mlp=self._mlp(loader, name),
+            mlp=self._mlp(loader, index),
             post_mlp_norm=norm(self.post_norms, "post_ffw_norm", config.norm_eps),
         )
 
@@ -115,11 +116,12 @@ class Decoder(Model):
         output = loader.linear(name + "output", width, q_width)
         return Attention(q=q, k=k, v=v, output=output, spec=spec, q_norm=q_norm, k_norm=k_norm)
 
-    def _mlp(self, loader: WeightLoader, name: str) -> GatedMLP:
-        width, inner = self.config.embedding_length, self.config.feed_forward_length
+    def _mlp(self, loader: WeightLoader, index: int) -> GatedMLP | MoE:
+        config, name = self.config, f"blk.{index}.ffn_"
+        width, inner, moe = config.embedding_length, config.feed_forward_length, config.moe
+        if moe is not None and index >= moe.leading_dense:
+            return load_moe(loader, index, config, moe)
         if self.fused:
-            gate, up = loader.split(name + "ffn_up", (inner, inner), width)
-        else:
-            gate, up = (loader.linear(f"{name}ffn_{part}", inner, width) for part in ("gate", "up"))
-        down = loader.linear(name + "ffn_down", width, inner)
-        return GatedMLP(gate, up, down, self.config.activation)
+            gate, up = loader.split(name + "up", (inner, inner), width)
+            return GatedMLP(gate, up, loader.linear(name + "down", width, inner), config.activation)
+        return load_mlp(loader, name + "{}", width, inner, config.activation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops, Value
+from infer.runtime.models.ops import AttentionSpec, Experts, Linear, Norm, Ops, Router, Value
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,26 @@ class GatedMLP:
     down: Linear
     activation: str = "silu"
 
-    def gated(self, ops: Ops, x: Value) -> Value:
-        """Everything before the down projection."""
+    def add_to(self, ops: Ops, x: Value, residual: Value, norm: Norm | None = None) -> Value:
+        """residual + norm(self(x))."""
         gate, up = ops.linear(x, self.gate, self.up)
-        return ops.glu(gate, up, self.activation)
+        return _join(ops, ops.glu(gate, up, self.activation), self.down, norm, residual)
+
+
+@dataclass(frozen=True)
+class MoE:
+    """Experts that a router chooses for each row (arXiv 1701.06538), and one that all rows go to, or None."""
+
+    router: Router
+    experts: Experts
+    shared: GatedMLP | None = None
+
+    def add_to(self, ops: Ops, x: Value, residual: Value, norm: Norm | None = None) -> Value:
+        """residual + norm(self(x))."""
+        out = ops.experts(x, ops.route(x, self.router), self.experts)
+        if self.shared is not None:
+            out = self.shared.add_to(ops, x, out)
+        return ops.add(_normed(ops, out, norm), residual)
 
 
 @dataclass(frozen=True)
@@ -49,15 +65,14 @@ class DecoderLayer:
     attention_norm: Norm | None
     attention: Attention
     mlp_norm: Norm | None
-    mlp: GatedMLP
+    mlp: GatedMLP | MoE
     post_attention_norm: Norm | None = None
     post_mlp_norm: Norm | None = None
 
     def forward(self, ops: Ops, x: Value) -> Value:
         mixed = self.attention.mix(ops, _normed(ops, x, self.attention_norm))
         x = _join(ops, mixed, self.attention.output, self.post_attention_norm, x)
-        gated = self.mlp.gated(ops, _normed(ops, x, self.mlp_norm))
-        return _join(ops, gated, self.mlp.down, self.post_mlp_norm, x)
+        return self.mlp.add_to(ops, _normed(ops, x, self.mlp_norm), x, self.post_mlp_norm)
 
 
 def _normed(ops: Ops, x: Value, norm: Norm | None) -> Value:

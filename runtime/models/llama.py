@@ -1,4 +1,5 @@
-"""Llama 1 to 3, SmolLM, TinyLlama, Yi, Mistral and what else is `llama` in GGUF; qwen2 is the same with q, k, v biases.
+"""Llama 1 to 3, SmolLM, TinyLlama, Yi, Mistral, Mixtral and what else is `llama` in GGUF; qwen2 is the same with
+q, k, v biases.
 
 GGUF stores llama's q and k with each head's rotation pairs side by side; qwen2's keep the two halves.
 """
@@ -20,4 +21,6 @@ class Llama(Decoder):
         config = decoder_config(params, vocab_size, pairing=PAIRING[params.architecture])
         if params.architecture != "llama":
             return config
-        return replace(config, windows=params.windows(config.block_count, period=0))  # Mistral's
+        layers = config.block_count
+        # Mistral's window, Mixtral's experts
+        return replace(config, windows=params.windows(layers, period=0), moe=params.moe(layers))

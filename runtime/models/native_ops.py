@@ -19,13 +19,14 @@ from infer.quant.kernels.base import PackedWeight
 from infer.quant.kernels.native import ActBuffer, NativeKernel, NativeWeight
 from infer.runtime.batch import ForwardBatch
 from infer.runtime.kvcache.paged import PagedKVCache
-from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops
+from infer.runtime.models.ops import AttentionSpec, Experts, Linear, Norm, Ops, Router
 
 if TYPE_CHECKING:
     from infer.runtime.models.base import Model
 
 PAIRINGS = {"adjacent": 0, "halves": 1}
-ACTIVATIONS = {"silu": abi.ACT_SILU, "gelu_tanh": abi.ACT_GELU_TANH}
+ACTIVATIONS = {"silu": abi.ACT_SILU, "gelu_tanh": abi.ACT_GELU_TANH, "swiglu_oai": abi.ACT_SWIGLU_OAI}
+GATES = {"softmax": abi.GATE_SOFTMAX, "sigmoid": abi.GATE_SIGMOID, "chosen_softmax": abi.GATE_CHOSEN_SOFTMAX}
 KV_TYPES = {"f16": abi.KV_F16, "bf16": abi.KV_BF16, "f32": abi.KV_F32, "int8": abi.KV_INT8}
 
 
@@ -148,6 +149,32 @@ class NativeOps(Ops):
         op = abi.GluOp(gate=gate.floats(), up=up.floats(), width=gate.width, act=ACTIVATIONS[activation])
         return self._emit(op, gate.width, outputs=gate.outputs, quantized=True)
 
+    def route(self, x: NativeValue, router: Router) -> NativeValue:
+        (logits,) = self.linear(x, router.layer)
+        rule = router.rule
+        op = abi.RouteOp(
+            logits=logits.floats(), bias=_address(router.bias), experts=rule.experts, used=rule.used,
+            groups=rule.groups, groups_used=rule.groups_used, gate=GATES[rule.gate], normalize=rule.normalize,
+            scale=rule.scale,
+        )  # fmt: skip
+        words = rule.used * ctypes.sizeof(abi.Choice) // 4
+        return self._emit(op, words, outputs=x.outputs, keep=router)
+
+    def experts(self, x: NativeValue, choices: NativeValue, experts: Experts) -> NativeValue:
+        layers = [[_native(weight) for weight in part] for part in (experts.gate, experts.up, experts.down)]
+        inputs = [part[0].struct.elem for part in layers[:2]]
+        count = len(experts.gate)
+        weights = [(abi.Weight * count)(*(weight.struct for weight in part)) for part in layers]
+        op = abi.ExpertsOp(
+            choices=choices.floats(),
+            acts=x.acts() or self._quantized(x) if abi.ELEM_CODES in inputs else None,
+            x=x.floats() if inputs != [abi.ELEM_CODES] * 2 else None,
+            gate=weights[0], up=weights[1], down=weights[2], gate_bias=_address(experts.gate_bias),
+            up_bias=_address(experts.up_bias), down_bias=_address(experts.down_bias), experts=count,
+            used=choices.width * 4 // ctypes.sizeof(abi.Choice), act=ACTIVATIONS[experts.activation],
+        )  # fmt: skip
+        return self._emit(op, layers[2][0].shape[0], outputs=x.outputs, keep=(weights, experts))
+
     def add(self, x: NativeValue, residual: NativeValue) -> NativeValue:
         self._recorder.add(abi.AddOp(x=x.floats(), y=residual.floats(), width=x.width), x.outputs)
         return residual
@@ -167,7 +194,7 @@ class NativeOps(Ops):
         self, op: abi.Op, width: int, *, outputs: bool, quantized: bool = False, keep: object = None
     ) -> NativeValue:
         value = self._recorder.value(width, op, outputs, quantized=quantized)
-        if isinstance(op, abi.EmbedOp | abi.GatherOp):
+        if isinstance(op, abi.EmbedOp | abi.GatherOp | abi.RouteOp | abi.ExpertsOp):
             op.out = value.floats()
         self._recorder.add(op, outputs, keep)
         return value
@@ -182,7 +209,7 @@ class NativeOps(Ops):
             else:
                 op.x = x.floats()
             op.w[index] = ctypes.pointer(weight.struct)
-            op.bias[index] = None if layer.bias is None else layer.bias.data_ptr()
+            op.bias[index] = _address(layer.bias)
             op.out[index] = value.floats()
         self._recorder.add(op, x.outputs, keep=layers)
 
@@ -226,6 +253,10 @@ class _Recorder:
         value = NativeValue(width, buffers[0], buffers[1] if quantized else None, producer, outputs)
         weakref.finalize(value, free.append, buffers).atexit = False
         return value
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _native(weight: PackedWeight) -> NativeWeight:

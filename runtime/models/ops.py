@@ -14,6 +14,7 @@ import torch
 
 from infer.quant.kernels.base import PackedWeight
 from infer.runtime.batch import ForwardBatch
+from infer.runtime.config import MoEConfig
 
 if TYPE_CHECKING:
     from infer.runtime.models.base import Model
@@ -70,6 +71,29 @@ class AttentionSpec:
     softcap: float = 0.0
 
 
+@dataclass(frozen=True)
+class Router:
+    """The layer whose outputs score the experts, and the rule that chooses among them (MoEConfig). bias: float32
+    [experts], added to the scores for the choice only (arXiv 2408.15664)."""
+
+    layer: Linear
+    rule: MoEConfig
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A gated MLP for each expert, [experts] weights each; the biases float32 [experts, rows]."""
+
+    gate: tuple[PackedWeight, ...]
+    up: tuple[PackedWeight, ...]
+    down: tuple[PackedWeight, ...]
+    activation: str = "silu"
+    gate_bias: torch.Tensor | None = None
+    up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+
 class Ops(abc.ABC):
     @abc.abstractmethod
     def run(self, model: Model, batch: ForwardBatch) -> torch.Tensor:
@@ -96,7 +120,16 @@ class Ops(abc.ABC):
 
     @abc.abstractmethod
     def glu(self, gate: Value, up: Value, activation: str) -> Value:
-        """activation(gate) * up; "silu" or "gelu_tanh"."""
+        """activation(gate) * up; "silu" or "gelu_tanh". "swiglu_oai" (gpt-oss): (up + 1) * gate * sigmoid(1.702 gate)
+        with gate at most 7 and up within ±7."""
+
+    @abc.abstractmethod
+    def route(self, x: Value, router: Router) -> Value:
+        """The experts of each row, in ascending order, with their weights; of equal scores the lowest number wins."""
+
+    @abc.abstractmethod
+    def experts(self, x: Value, choices: Value, experts: Experts) -> Value:
+        """The weighted sum of each row's experts, in ascending order: [T, K]."""
 
     @abc.abstractmethod
     def add(self, x: Value, residual: Value) -> Value:

@@ -1,6 +1,8 @@
-"""Qwen 3, dense (arXiv 2505.09388): llama's layers with an RMS norm of every head of q and k."""
+"""Qwen 3 (arXiv 2505.09388): llama's layers with an RMS norm of every head of q and k; qwen3moe with experts."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from infer.runtime.config import ModelConfig
 from infer.runtime.models.decoder import Decoder
@@ -12,4 +14,7 @@ class Qwen3(Decoder):
 
     @staticmethod
     def read_config(params: HyperParameters, vocab_size: int) -> ModelConfig:
-        return decoder_config(params, vocab_size, pairing="halves")
+        config = decoder_config(params, vocab_size, pairing="halves")
+        if params.architecture == "qwen3":
+            return config
+        return replace(config, moe=params.moe(config.block_count))

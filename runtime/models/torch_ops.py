@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from infer.quant.kernels.base import PackedWeight, WeightKernel
+from infer.quant.kernels.rows import RowWeight
 from infer.runtime.attention.base import AttentionBackend
 from infer.runtime.batch import ForwardBatch
 from infer.runtime.kvcache.paged import PagedKVCache
-from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops, RopeTable
+from infer.runtime.models.ops import AttentionSpec, Experts, Linear, Norm, Ops, RopeTable, Router
 
 if TYPE_CHECKING:
     from infer.runtime.models.base import Model
 
-ACTIVATIONS = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+
+def swiglu_oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1) * (gate * torch.sigmoid(1.702 * gate))
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "silu": lambda gate, up: F.silu(gate) * up,
+    "gelu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+    "swiglu_oai": swiglu_oai,
+}
+Choices = tuple[torch.Tensor, torch.Tensor]  # of each row: experts int64 [T, used], weights float32 [T, used]
 
 
 class TorchOps(Ops):
@@ -71,7 +84,36 @@ class TorchOps(Ops):
         return out.flatten(1).to(self._kernel.dtype)
 
     def glu(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-        return ACTIVATIONS[activation](gate) * up
+        return ACTIVATIONS[activation](gate, up)
+
+    def route(self, x: torch.Tensor, router: Router) -> Choices:
+        weight = router.layer.weight
+        if isinstance(weight, RowWeight) and x.dtype != torch.float32:  # rounded logits could tie
+            logits = F.linear(x.float(), weight.all())
+            logits = logits if router.layer.bias is None else logits + router.layer.bias
+        else:
+            logits = self._apply(x, router.layer).float()
+        return choose(logits, router)
+
+    def experts(self, x: torch.Tensor, choices: Choices, experts: Experts) -> torch.Tensor:
+        ids, weights = choices
+        parts = x.new_empty((*ids.shape, x.shape[1]))
+        for expert in torch.unique(ids).tolist():
+            rows, places = torch.where(ids == expert)
+
+            def apply(
+                y: torch.Tensor, layers: tuple[PackedWeight, ...], bias: torch.Tensor | None, at: int = expert
+            ) -> torch.Tensor:
+                return self._apply(y, Linear(layers[at], None if bias is None else bias[at]))
+
+            gate = apply(x[rows], experts.gate, experts.gate_bias)
+            up = apply(x[rows], experts.up, experts.up_bias)
+            gated = self.glu(gate, up, experts.activation)
+            parts[rows, places] = apply(gated, experts.down, experts.down_bias)
+        total = torch.zeros_like(x, dtype=torch.float32)
+        for place in range(ids.shape[1]):
+            total += weights[:, place, None] * parts[:, place].float()
+        return total.to(x.dtype)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return residual + x
@@ -91,6 +133,33 @@ class TorchOps(Ops):
     def _apply(self, x: torch.Tensor, layer: Linear) -> torch.Tensor:
         out = self._kernel.matmul(x, layer.weight)
         return out if layer.bias is None else out + layer.bias.to(out.dtype)
+
+
+def choose(logits: torch.Tensor, router: Router) -> Choices:
+    """The rule of MoEConfig on logits float32 [T, experts]; experts in ascending order, of equals the lowest first."""
+    rule = router.rule
+    scores = logits
+    if rule.gate != "chosen_softmax":
+        scores = torch.softmax(logits, dim=-1) if rule.gate == "softmax" else torch.sigmoid(logits)
+    selection = scores if router.bias is None else scores + router.bias
+    if rule.groups_used < rule.groups:
+        grouped = selection.view(len(logits), rule.groups, -1)
+        count = min(2, grouped.shape[-1]) if rule.gate == "sigmoid" else 1
+        best = _largest(grouped.topk(count).values.sum(dim=-1), rule.groups_used)
+        kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, True)
+        selection = grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).flatten(1)
+    ids = _largest(selection, rule.used).sort(dim=-1).values
+    weights = scores.gather(1, ids)
+    if rule.gate == "chosen_softmax":
+        weights = torch.softmax(weights, dim=-1)
+    elif rule.normalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return ids, weights * rule.scale
+
+
+def _largest(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the largest of each row, the first of equals first."""
+    return torch.sort(x, dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def rotate(x: torch.Tensor, rotation: torch.Tensor, table: RopeTable) -> torch.Tensor:

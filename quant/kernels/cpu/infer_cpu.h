@@ -41,7 +41,7 @@
 extern "C" {
 #endif
 
-enum { INFER_ABI = 2, INFER_STRIP = 16, INFER_BLOCK = 32, INFER_KV_BLOCK = 64 };
+enum { INFER_ABI = 3, INFER_STRIP = 16, INFER_BLOCK = 32, INFER_KV_BLOCK = 64 };
 enum { SCALE_F16 = 0, SCALE_F32 = 1, SCALE_SUPER = 2 };
 enum { ELEM_CODES = 0, ELEM_F32 = 1, ELEM_F16 = 2, ELEM_BF16 = 3 };
 enum { KV_F16 = 0, KV_BF16 = 1, KV_F32 = 2, KV_INT8 = 3 };
@@ -100,8 +100,10 @@ typedef struct {
 /* A program is a sequence of these, each beginning with an op_head; `bytes` is the whole struct's size.
  * rows: 0 = batch->tokens rows, 1 = batch->outputs rows. */
 typedef struct { int32_t kind, bytes, rows, reserved; } op_head;
-enum { OP_EMBED = 1, OP_NORM, OP_QUANTIZE, OP_MATMUL, OP_ROPE_STORE, OP_ATTENTION, OP_GLU, OP_ADD, OP_GATHER };
-enum { ACT_SILU = 0, ACT_GELU_TANH = 1 };
+enum { OP_EMBED = 1, OP_NORM, OP_QUANTIZE, OP_MATMUL, OP_ROPE_STORE, OP_ATTENTION, OP_GLU, OP_ADD, OP_GATHER, OP_ROUTE,
+       OP_EXPERTS, OP_HEADS };
+enum { ACT_SILU = 0, ACT_GELU_TANH = 1, ACT_SWIGLU_OAI = 2 };
+enum { GATE_SOFTMAX = 0, GATE_SIGMOID = 1, GATE_CHOSEN_SOFTMAX = 2 };
 
 /* out[t] = table row ids[t], dequantized in float32, times scale */
 typedef struct { op_head head; const infer_weight *table; float *out; float scale; } op_embed;
@@ -144,10 +146,42 @@ typedef struct {
   float scale, softcap;
   int32_t heads, window;
 } op_attention;
-/* act(gate) * up → out and/or acts */
+/* act(gate) * up → out and/or acts; ACT_SWIGLU_OAI: with g = min(gate, 7), u = up held within ±7, (u + 1) * (g * sigmoid(1.702 g)) */
 typedef struct { op_head head; const float *gate, *up; float *out; infer_acts *acts; int32_t width, act; } op_glu;
 typedef struct { op_head head; const float *x; float *y; int32_t width; } op_add;          /* y += x */
 typedef struct { op_head head; const float *x; float *out; int32_t width; } op_gather;     /* out[i] = x[output_rows[i]] */
+
+/* Mixture of experts: which experts a row goes to, and with what weight. */
+typedef struct { int32_t expert; float weight; } infer_choice;
+/* score = e^(x - max) / sum of them (the sum as op_norm's, by expert % 16), 1 / (1 + e^-x), or x itself (GATE_CHOSEN_SOFTMAX).
+ * Selected are the `used` largest of score + bias, of the groups_used best groups of experts / groups neighbours; a group
+ * counts its largest, with GATE_SIGMOID the sum of its two largest. Of equals the lowest number comes first. The weight
+ * is the score without bias; GATE_CHOSEN_SOFTMAX: e^(x - max) / sum over the chosen. normalize: weight / (sum + 1e-20).
+ * Then times scale. Sums over the chosen are in ascending order of expert, which is also that of `out`. */
+typedef struct {
+  op_head head;
+  const float *logits;     /* [rows][experts] */
+  const float *bias;       /* [experts] or NULL */
+  infer_choice *out;       /* [rows][used] */
+  int32_t experts, used, groups, groups_used, gate, normalize;
+  float scale;
+} op_route;
+/* Per row: out = sum over its choices in order of fma(weight, down(act(gate(x)) * up(x)), sum), from 0; gate, up and down of
+ * the chosen expert as op_matmul and op_glu compute them, with biases if not NULL. gate, up and down are arrays of `experts`
+ * weights of one shape and form each. */
+typedef struct {
+  op_head head;
+  const infer_choice *choices; /* [rows][used] */
+  const infer_acts *acts;
+  const float *x;
+  const infer_weight *gate, *up, *down;
+  const float *gate_bias, *up_bias, *down_bias; /* [experts][n] or NULL */
+  float *out;                                   /* [rows][down->n] */
+  int32_t experts, used, act;
+} op_experts;
+/* Each head of a row by a matrix of its own: x [rows][heads][width] → out [rows][heads][w->n + width - w->k]: w[h] times the
+ * first w->k elements, then the others as they are. w: an array of `heads` weights of one shape and form. */
+typedef struct { op_head head; const float *x; const infer_weight *w; float *out; int32_t heads, width; } op_heads;
 
 int32_t infer_abi(void);
 const char *infer_isa(void);                       /* the instruction set in use: "avx512vnni+amx", "avx512vnni", "avxvnni", "avx2", "neon", "scalar" */
