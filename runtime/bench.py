@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from infer.quant.kernels.base import PackedWeight
-from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.engine import Engine
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.models.base import Model
@@ -161,14 +160,8 @@ def kv_bytes(model: Model, cache: PagedKVCache, context: int) -> int:
     """Bytes of K and V, scales included, that one token reads when `context` positions are in the cache, itself
     included. Layers with a window read no more than it."""
     specs = {spec.layer: spec for spec in _find(vars(model), AttentionSpec)}
-    total: int = 0
-    for layer, spec in specs.items():
-        planes = [cache.keys[layer], cache.values[layer]]
-        if cache.key_scales:
-            planes += [cache.key_scales[layer], cache.value_scales[layer]]
-        position = sum(plane.nbytes for plane in planes) // (cache.blocks * BLOCK_SIZE)
-        total += position * (min(context, spec.window) if spec.window else context)
-    return total
+    positions = sum(min(context, spec.window) if spec.window else context for spec in specs.values())
+    return positions * (cache.bytes_per_token // len(cache.keys))
 
 
 def _find(value: object, kind: type) -> Iterator[Any]:

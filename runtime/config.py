@@ -110,6 +110,19 @@ class MoEConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentConfig:
+    """Latent attention (MLA, arXiv 2405.04434). The cache holds one key for all heads and no values: `rank` dimensions
+    of latent, which are also the value, and the rotated part after them. query_rank: of the queries' own down
+    projection, 0 for none. key_dim: of a head's key before the rotated part; value_dim: of a head's value.
+    """
+
+    rank: int
+    query_rank: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Shape of a decoder-only transformer, read from file metadata only.
 
@@ -132,6 +145,7 @@ class ModelConfig:
     norm_eps: float
     rope: RopeConfig
     moe: MoEConfig | None = None
+    latent: LatentConfig | None = None
     name: str = ""
     activation: str = "silu"
     windows: tuple[int, ...] = ()
@@ -148,6 +162,12 @@ class ModelConfig:
         """Positions that layer's queries see, 0 for all."""
         return self.windows[layer] if self.windows else 0
 
+    @property
+    def latent_dim(self) -> int:
+        """Dimensions of a key that are its value as well; 0 where the cache has values."""
+        return self.latent.rank if self.latent is not None else 0
+
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of K and V of all layers for one position."""
-        return 2 * self.block_count * self.head_count_kv * self.head_dim * element_size
+        stored = self.head_dim if self.latent else 2 * self.head_dim
+        return self.block_count * self.head_count_kv * stored * element_size

@@ -67,6 +67,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_hidden_layers": 2, "head_dim": 32, "num_experts": 12, "num_experts_per_tok": 5,
         "moe_intermediate_size": 32, "norm_topk_prob": True,
     }),
+    "deepseek2, lite": ("deepseek_v2", {
+        "num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 64,
+        "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "n_shared_experts": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "mscale": 0.707,
+                            "mscale_all_dim": 0.707, "original_max_position_embeddings": 64},
+    }),
+    "deepseek2, grouped": ("deepseek_v2", {
+        "num_hidden_layers": 2, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 64, "v_head_dim": 32, "n_routed_experts": 12, "num_experts_per_tok": 4,
+        "n_shared_experts": 1, "moe_intermediate_size": 32, "topk_method": "group_limited_greedy", "n_group": 4,
+        "topk_group": 2, "routed_scaling_factor": 4.0, "rope_parameters": DEFAULT,
+    }),
+    "deepseek3": ("deepseek_v3", {
+        "num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 16, "num_experts_per_tok": 4,
+        "n_shared_experts": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0,
+                            "mscale_all_dim": 1.0, "original_max_position_embeddings": 64},
+    }),
     "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "rope_parameters": DEFAULT}),
 }  # fmt: skip
 WINDOWED = {"mistral", "gemma2", "gemma3", "gemma3, extended", "phi3", "olmo3"}

@@ -37,8 +37,8 @@ class Acts(Structure):
 
 class Kv(Structure):
     _fields_ = _fields(
-        (c_void_p, "k v k_scale v_scale"), (c_int32, "type kv_heads head_dim blocks"), (c_int64, "stride")
-    )
+        (c_void_p, "k v k_scale v_scale"), (c_int32, "type kv_heads head_dim value_dim blocks"), (c_int64, "stride"),
+    )  # fmt: skip
 
 
 class Batch(Structure):
@@ -81,15 +81,15 @@ class RopeStoreOp(Structure):
     KIND = OP_ROPE_STORE
     _fields_ = _fields(
         (Head, "head"), (c_void_p, "q k v q_norm k_norm cos sin"), (POINTER(Kv), "kv"), (c_float, "eps"),
-        (c_int32, "heads rope_dim pairing"),
+        (c_int32, "heads norm_dim rope_at rope_dim pairing"),
     )  # fmt: skip
 
 
 class AttentionOp(Structure):
     KIND = OP_ATTENTION
     _fields_ = _fields(
-        (Head, "head"), (c_void_p, "q out"), (POINTER(Acts), "acts"), (POINTER(Kv), "kv"), (c_float, "scale softcap"),
-        (c_int32, "heads window"),
+        (Head, "head"), (c_void_p, "q sinks out"), (POINTER(Acts), "acts"), (POINTER(Kv), "kv"),
+        (c_float, "scale softcap"), (c_int32, "heads window"),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -74,6 +74,19 @@ class WeightLoader:
         self._advance(tensor)
         return packed
 
+    def pieces(
+        self, name: str, rows: int, columns: int, pieces: Iterable[tuple[int, int, bool]]
+    ) -> tuple[PackedWeight, ...]:
+        """Parts of a tensor [rows, columns]: (first row, rows, whether to transpose) of each. A transposed one is held
+        as float32, since the groups of a quantized matrix do not survive it."""
+        tensor = self._take(name, (rows, columns))
+        packed = tuple(
+            self._pack(tensor, first, count) if not turn else self._pack_transposed(tensor, first, count)
+            for first, count, turn in pieces
+        )
+        self._advance(tensor)
+        return packed
+
     def router(self, name: str, experts: int, columns: int) -> Linear:
         """`linear`, as it is stored: `--quant` leaves a router alone, since a rounded score may be another choice."""
         tensor = self._take(f"{name}.weight", (experts, columns))
@@ -130,6 +143,17 @@ class WeightLoader:
 
     def _pack(self, tensor: RawTensor, first: int, rows: int, *, as_stored: bool = False) -> PackedWeight:
         """Rows [first, first + rows) of a matrix, or of matrices one after another."""
+        return self._packed(self._source(tensor, first, rows, None if as_stored else self._quant))
+
+    def _pack_transposed(self, tensor: RawTensor, first: int, rows: int) -> PackedWeight:
+        values = self._source(tensor, first, rows, None).dequantize(0, rows).T.contiguous()
+
+        def read(start: int, stop: int) -> torch.Tensor:
+            return values[start:stop].reshape(-1).view(torch.uint8)
+
+        return self._packed(WeightSource(tensor.name, (tensor.shape[-1], rows), get_format("F32"), read))
+
+    def _source(self, tensor: RawTensor, first: int, rows: int, quant: str | None) -> WeightSource:
         name, columns = tensor.name, tensor.shape[-1]
         try:
             form = get_format(tensor.type)
@@ -140,11 +164,13 @@ class WeightLoader:
         def read(start: int, stop: int) -> torch.Tensor:
             return self._read(tensor, (first + start) * row_bytes, (stop - start) * row_bytes)
 
-        source = WeightSource(name, (rows, columns), form, read, None if as_stored else self._quant)
+        return WeightSource(name, (rows, columns), form, read, quant)
+
+    def _packed(self, source: WeightSource) -> PackedWeight:
         try:
             return self._kernel.pack(source)
         except ValueError as error:
-            raise CheckpointError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
+            raise CheckpointError(f"{self._checkpoint.path}: tensor {source.name}: {error}") from None
 
     def _take(self, name: str, shape: tuple[int, ...]) -> RawTensor:
         tensor = self._left.pop(name, None)

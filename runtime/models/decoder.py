@@ -9,7 +9,7 @@ import torch
 
 from infer.runtime.config import ModelConfig
 from infer.runtime.models.base import Model, WeightLoader
-from infer.runtime.models.layers import Attention, DecoderLayer, GatedMLP, MoE
+from infer.runtime.models.layers import Attention, DecoderLayer, GatedMLP, LatentAttention, MoE
 from infer.runtime.models.moe import load_mlp, load_moe
 from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops, RopeTable, Value
 from infer.runtime.models.rope import rope_table
@@ -90,7 +90,9 @@ class Decoder(Model):
             post_mlp_norm=norm(self.post_norms, "post_ffw_norm", config.norm_eps),
         )
 
-    def _attention(self, loader: WeightLoader, index: int, rope: RopeTable | None) -> Attention:
+    def _attention(
+        self, loader: WeightLoader, index: int, rope: RopeTable | None
+    ) -> Attention | LatentAttention:
         config, name = self.config, f"blk.{index}.attn_"
         width, head_dim = config.embedding_length, config.head_dim
         q_width, kv_width = config.head_count * head_dim, config.head_count_kv * head_dim

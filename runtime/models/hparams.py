@@ -159,8 +159,11 @@ class HyperParameters:
         return name
 
 
-def decoder_config(params: HyperParameters, vocab_size: int, *, pairing: str) -> ModelConfig:
-    """The keys every llama-like family has. vocab_size: rows of the embedding table."""
+def decoder_config(
+    params: HyperParameters, vocab_size: int, *, pairing: str, latent: bool = False
+) -> ModelConfig:
+    """The keys every llama-like family has. vocab_size: rows of the embedding table. latent: heads are the caller's to
+    work out, and values need not be as wide as keys."""
     heads = params.integer("attention.head_count", high=4096)
     width = params.integer("embedding_length")
     kv_heads = params.integer("attention.head_count_kv", heads, high=4096)
@@ -174,7 +177,7 @@ def decoder_config(params: HyperParameters, vocab_size: int, *, pairing: str) ->
         )
     head_dim = params.integer("attention.key_length", max(1, width // heads), high=4096)
     value_dim = params.integer("attention.value_length", head_dim, high=4096)
-    if value_dim != head_dim:
+    if value_dim != head_dim and not latent:
         raise UnsupportedModelError(
             f"heads of {head_dim} for keys and {value_dim} for values are not supported"
         )

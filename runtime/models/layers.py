@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from infer.quant.kernels.base import PackedWeight
 from infer.runtime.models.ops import AttentionSpec, Experts, Linear, Norm, Ops, Router, Value
 
 
@@ -24,6 +25,35 @@ class Attention:
         q, k, v = ops.linear(x, self.q, self.k, self.v)
         q, k = _normed(ops, q, self.q_norm), _normed(ops, k, self.k_norm)
         return ops.attention(q, k, v, self.spec)
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """MLA (arXiv 2405.04434, 2.1), absorbed: a head's query goes through its part of the key's up projection, and the
+    latent itself is what all heads attend to and mix. One form for prefill and decoding: a row's bits do not tell.
+
+    q_down, q_norm: of queries with a rank of their own. kv: latent and rotated part. k_up, v_up: a matrix [rank, key]
+    and [value, rank] for each head.
+    """
+
+    q: Linear
+    kv: Linear
+    k_up: tuple[PackedWeight, ...]
+    v_up: tuple[PackedWeight, ...]
+    output: Linear
+    spec: AttentionSpec
+    q_down: Linear | None = None
+    q_norm: Norm | None = None
+
+    def mix(self, ops: Ops, x: Value) -> Value:
+        """Everything before the output projection."""
+        if self.q_down is None:
+            q, kv = ops.linear(x, self.q, self.kv)
+        else:
+            q, kv = ops.linear(x, self.q_down, self.kv)
+            (q,) = ops.linear(_normed(ops, q, self.q_norm), self.q)
+        mixed = ops.attention(ops.heads(q, self.k_up), kv, None, self.spec)
+        return ops.heads(mixed, self.v_up)
 
 
 @dataclass(frozen=True)
@@ -63,7 +93,7 @@ class DecoderLayer:
     what it adds. None where a family has no such norm."""
 
     attention_norm: Norm | None
-    attention: Attention
+    attention: Attention | LatentAttention
     mlp_norm: Norm | None
     mlp: GatedMLP | MoE
     post_attention_norm: Norm | None = None

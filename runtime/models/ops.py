@@ -57,6 +57,9 @@ class AttentionSpec:
 
     window: positions visible to a query, itself included; 0 for all. softcap: scores become
     cap * tanh(score / cap); 0 for off. rope: None where positions are not encoded. q_norm, k_norm: of each head.
+    latent_dim: of latent attention, else 0: there are no values, the first so many dimensions of a key are its value
+    and what k_norm norms, and the rotated ones are the last. sinks: float32 [heads], a score of each head without a
+    value.
     """
 
     layer: int
@@ -69,6 +72,18 @@ class AttentionSpec:
     k_norm: Norm | None = None
     window: int = 0
     softcap: float = 0.0
+    latent_dim: int = 0
+    sinks: torch.Tensor | None = None
+
+    @property
+    def norm_dim(self) -> int:
+        """Dimensions of a head that q_norm and k_norm cover, from the first on."""
+        return self.latent_dim or self.head_dim
+
+    @property
+    def rope_at(self) -> int:
+        """The first rotated dimension of a head."""
+        return self.head_dim - self.rope.dim if self.latent_dim and self.rope else 0
 
 
 @dataclass(frozen=True)
@@ -115,8 +130,13 @@ class Ops(abc.ABC):
         """residual + layer(x). The residual is consumed: it may be changed in place."""
 
     @abc.abstractmethod
-    def attention(self, q: Value, k: Value, v: Value, spec: AttentionSpec) -> Value:
-        """Norm and rotate q and k, write k and v to the cache, attend: [T, heads * head_dim]."""
+    def attention(self, q: Value, k: Value, v: Value | None, spec: AttentionSpec) -> Value:
+        """Norm and rotate q and k, write k and v to the cache, attend: [T, heads * head_dim], or heads * latent_dim."""
+
+    @abc.abstractmethod
+    def heads(self, x: Value, weights: tuple[PackedWeight, ...]) -> Value:
+        """Each head of x by its matrix [N, K]: [T, heads * (K + rest)] → [T, heads * (N + rest)]; what a head has
+        beyond its first K elements stays as it is."""
 
     @abc.abstractmethod
     def glu(self, gate: Value, up: Value, activation: str) -> Value:

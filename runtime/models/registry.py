@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "llama": ("llama", "Llama"),
     "qwen2": ("llama", "Llama"),
     "qwen3": ("qwen3", "Qwen3"),
+    "deepseek2": ("deepseek2", "DeepSeek2"),
     "qwen3moe": ("qwen3", "Qwen3"),
     "gemma2": ("gemma2", "Gemma2"),
     "gemma3": ("gemma3", "Gemma3"),

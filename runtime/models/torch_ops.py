@@ -65,23 +65,27 @@ class TorchOps(Ops):
         return residual + self._apply(x, layer)
 
     def attention(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, spec: AttentionSpec
     ) -> torch.Tensor:
         dim = spec.head_dim
         q = q.float().view(-1, spec.heads, dim)
         k = k.float().view(-1, spec.kv_heads, dim)
-        v = v.float().view(-1, spec.kv_heads, dim)
-        if spec.q_norm is not None:
-            q = self.norm(q, spec.q_norm)
-        if spec.k_norm is not None:
-            k = self.norm(k, spec.k_norm)
+        v = None if v is None else v.float().view(-1, spec.kv_heads, dim)
+        q, k = (self._head_norm(x, norm) for x, norm in ((q, spec.q_norm), (k, spec.k_norm)))
         if spec.rope is not None:
-            both = rotate(torch.cat((q, k), dim=1), self._rotation(spec.rope), spec.rope)
+            both = rotate(torch.cat((q, k), dim=1), self._rotation(spec.rope), spec.rope, spec.rope_at)
             q, k = both[:, : spec.heads], both[:, spec.heads :]
         self._cache.store(spec.layer, self.batch.slots, k, v)
         out = self._attention.forward(q, self._cache, self.batch, spec.layer, scale=spec.scale, window=spec.window,
-                                      softcap=spec.softcap)  # fmt: skip
+                                      softcap=spec.softcap, sinks=spec.sinks)  # fmt: skip
         return out.flatten(1).to(self._kernel.dtype)
+
+    def heads(self, x: torch.Tensor, weights: tuple[PackedWeight, ...]) -> torch.Tensor:
+        parts = []
+        for head, weight in zip(x.view(len(x), len(weights), -1).unbind(1), weights, strict=True):
+            columns = weight.shape[1]
+            parts += [self._kernel.matmul(head[:, :columns], weight), head[:, columns:]]
+        return torch.cat(parts, dim=-1)
 
     def glu(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
         return ACTIVATIONS[activation](gate, up)
@@ -120,6 +124,14 @@ class TorchOps(Ops):
 
     def outputs(self, x: torch.Tensor) -> torch.Tensor:
         return x[self.batch.output_rows.long()]
+
+    def _head_norm(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """Norms the first dimensions of each head, as many as the norm has."""
+        if norm is None:
+            return x
+        width = len(norm.weight)
+        normed = self.norm(x[..., :width], norm)
+        return normed if width == x.shape[-1] else torch.cat((normed, x[..., width:]), dim=-1)
 
     def _rotation(self, table: RopeTable) -> torch.Tensor:
         """cos + i sin at the batch's positions, complex64 [T, 1, dim / 2]; layers share tables."""
@@ -162,10 +174,10 @@ def _largest(x: torch.Tensor, count: int) -> torch.Tensor:
     return torch.sort(x, dim=-1, descending=True, stable=True).indices[:, :count]
 
 
-def rotate(x: torch.Tensor, rotation: torch.Tensor, table: RopeTable) -> torch.Tensor:
-    """x float32 [T, heads, head_dim], rotation complex64 [T, 1, dim / 2]: the first `dim` dimensions turned, others
+def rotate(x: torch.Tensor, rotation: torch.Tensor, table: RopeTable, at: int = 0) -> torch.Tensor:
+    """x float32 [T, heads, head_dim], rotation complex64 [T, 1, dim / 2]: `dim` dimensions from `at` on turned, others
     kept."""
-    turned, rest = x[..., : table.dim], x[..., table.dim :]
+    before, turned, after = x[..., :at], x[..., at : at + table.dim], x[..., at + table.dim :]
     pairs = turned.shape[-1] // 2
     if table.pairing == "adjacent":
         parts = torch.view_as_complex(turned.reshape(*x.shape[:-1], pairs, 2)) * rotation
@@ -173,4 +185,4 @@ def rotate(x: torch.Tensor, rotation: torch.Tensor, table: RopeTable) -> torch.T
     else:
         parts = torch.complex(turned[..., :pairs].contiguous(), turned[..., pairs:].contiguous()) * rotation
         turned = torch.cat((parts.real, parts.imag), dim=-1)
-    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+    return torch.cat((before, turned, after), dim=-1) if turned.shape != x.shape else turned

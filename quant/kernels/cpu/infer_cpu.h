@@ -75,13 +75,13 @@ typedef struct {
 
 /* The K and V of one layer: `blocks` blocks of 64 positions.
  *   k [block][kv_head][head_dim][64]   transposed, so that 16 neighbouring positions fill a vector
- *   v [block][kv_head][64][head_dim]
+ *   v [block][kv_head][64][value_dim]     or NULL: a value is the first value_dim elements of its key (latent attention)
  * KV_INT8 adds f32 scales per head and position: k_scale, v_scale [block][kv_head][64].
  * stride: bytes from a block to the next in each of the arrays, for blocks that hold all layers; 0 for dense arrays. */
 typedef struct {
   void *k, *v;
   float *k_scale, *v_scale;
-  int32_t type, kv_heads, head_dim, blocks;
+  int32_t type, kv_heads, head_dim, value_dim, blocks;
   int64_t stride;
 } infer_kv;
 
@@ -123,9 +123,10 @@ typedef struct {
   int32_t count, accumulate;
   float softcap;           /* 0: off; else out = softcap * tanh(out / softcap) */
 } op_matmul;
-/* q [tokens][heads][head_dim], k and v [tokens][kv_heads][head_dim]: optional RMS norm per head (q_norm, k_norm of
- * head_dim, or NULL), rotation of the first rope_dim dimensions by cos/sin [position][rope_dim / 2] (pairing 0: (x0,x1),…;
- * 1: (x0, x[rope_dim/2]), …), q in place, k and v into the cache. */
+/* q [tokens][heads][head_dim], k and v [tokens][kv_heads][head_dim, value_dim]: optional RMS norm of the first norm_dim
+ * dimensions of each head (q_norm, k_norm of norm_dim, or NULL), rotation of rope_dim dimensions from rope_at on by
+ * cos/sin [position][rope_dim / 2] (pairing 0: (x0,x1),…; 1: (x0, x[rope_dim/2]), …), q and k in place, k and v into the
+ * cache; v is NULL where the cache has no values. */
 typedef struct {
   op_head head;
   float *q, *k, *v;
@@ -133,14 +134,16 @@ typedef struct {
   const float *cos, *sin;
   const infer_kv *kv;
   float eps;
-  int32_t heads, rope_dim, pairing;
+  int32_t heads, norm_dim, rope_at, rope_dim, pairing;
 } op_rope_store;
 /* softmax(scale * q k^T) v per head over positions max(0, p - window + 1) … p (window 0: all), online over blocks of 64
- * positions in ascending order; softcap on the scores if not 0. Heads share K and V: head h reads kv head h * kv_heads / heads. */
+ * positions in ascending order; softcap on the scores if not 0. Heads share K and V: head h reads kv head h * kv_heads / heads.
+ * sinks: e^(sinks[h] - largest score) is added to the sum that head h's values are divided by. */
 typedef struct {
   op_head head;
   const float *q;
-  float *out;              /* f32 [tokens][heads * head_dim], and/or */
+  const float *sinks;      /* [heads] or NULL */
+  float *out;              /* f32 [tokens][heads * value_dim], and/or */
   infer_acts *acts;
   const infer_kv *kv;
   float scale, softcap;

@@ -6,13 +6,13 @@
 enum {
   ATTENTION_CHUNK = 256, /* positions of one partial softmax; partials are merged in ascending order */
   ATTENTION_ROWS = 96,   /* most rows of one tile: enough to hide the widening of K and V */
-  ATTENTION_LANES = 16   /* head_dim and rows are rounded up to a multiple of this in partials */
+  ATTENTION_LANES = 16   /* value_dim and rows are rounded up to a multiple of this in partials */
 };
 
 /* Unnormalized softmax of a row over some positions: o = sum of e^(score - m) v, l = sum of e^(score - m).
- * m is -infinity where no position was seen. Rows and head_dim rounded up to ATTENTION_LANES. */
+ * m is -infinity where no position was seen. Rows and value_dim rounded up to ATTENTION_LANES. */
 typedef struct {
-  float *o; /* [rows][head_dim] */
+  float *o; /* [rows][value_dim] */
   float *m, *l; /* [rows] */
 } attention_partial;
 
@@ -40,9 +40,9 @@ struct infer_op_kernels {
   /* The partial of one chunk of ATTENTION_CHUNK positions; scratch of infer_attention_scratch floats. */
   void (*attend)(const attention_tile *tile, int32_t chunk, attention_partial out, float *scratch);
   /* into = into merged with part, for `rows` rows; parts of higher positions come later. */
-  void (*merge)(attention_partial into, attention_partial part, int32_t rows, int32_t head_dim);
-  /* out[0 … head_dim - 1] = o / l of one row. */
-  void (*normalize)(const float *o, float l, float *out, int32_t head_dim);
+  void (*merge)(attention_partial into, attention_partial part, int32_t rows, int32_t value_dim);
+  /* out[0 … value_dim - 1] = o / l of one row, with sink (or NULL) o / (l + e^(sink - m)). */
+  void (*normalize)(const float *o, float m, float l, const float *sink, float *out, int32_t value_dim);
 };
 
 /* Floats of scratch that one job needs. */

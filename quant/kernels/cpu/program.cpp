@@ -39,8 +39,8 @@ bool fits(const infer_acts *acts, int32_t rows, int64_t width) {
 
 bool kv_valid(const infer_kv *kv, int32_t heads) {
   return kv && kv->kv_heads > 0 && kv->head_dim > 0 && kv->head_dim % 2 == 0 && heads > 0 &&
-         heads % kv->kv_heads == 0 && kv->type >= KV_F16 && kv->type <= KV_INT8 &&
-         (kv->type != KV_INT8 || (kv->k_scale && kv->v_scale));
+         heads % kv->kv_heads == 0 && kv->value_dim > 0 && (kv->v || kv->value_dim <= kv->head_dim) && kv->type >= KV_F16 && kv->type <= KV_INT8 &&
+         (kv->type != KV_INT8 || (kv->k_scale && (kv->v_scale || !kv->v)));
 }
 
 bool within(const int32_t *values, int32_t count, int32_t limit) {
@@ -116,13 +116,14 @@ bool valid(const op_head *head, const infer_batch *batch) {
     case OP_ROPE_STORE: {
       const op_rope_store *op = (const op_rope_store *)head;
       return head->rows == 0 && kv_valid(op->kv, op->heads) && op->rope_dim >= 0 && op->rope_dim % 2 == 0 &&
-             op->rope_dim <= op->kv->head_dim && within(batch->positions, batch->tokens, INT32_MAX) &&
+             op->rope_at >= 0 && op->rope_dim <= op->kv->head_dim - op->rope_at && op->norm_dim >= 0 &&
+             op->norm_dim <= op->kv->head_dim && (op->v || !op->kv->v) && within(batch->positions, batch->tokens, INT32_MAX) &&
              slots_valid(batch, op->kv->blocks);
     }
     case OP_ATTENTION: {
       const op_attention *op = (const op_attention *)head;
       return head->rows == 0 && kv_valid(op->kv, op->heads) && tables_valid(batch, op->kv->blocks) &&
-             fits(op->acts, rows, (int64_t)op->heads * op->kv->head_dim);
+             fits(op->acts, rows, (int64_t)op->heads * op->kv->value_dim);
     }
     case OP_GLU: {
       const op_glu *op = (const op_glu *)head;
