@@ -18,6 +18,7 @@ from infer.quant.kernels.base import PackedWeight
 from infer.runtime.engine import Engine
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.models.base import Model
+from infer.runtime.models.layers import MoE
 from infer.runtime.models.ops import AttentionSpec
 from infer.runtime.request import Request
 from infer.samplers.params import SamplingParams
@@ -146,13 +147,17 @@ class Bench:
 
 
 def weight_bytes(model: Model) -> int:
-    """Bytes of the matrices that one decoded token reads: every one, but of a table that only embeds a single row."""
+    """Bytes of the matrices that one decoded token reads: every one, but of experts those that it goes to, and of a
+    table that only embeds a single row."""
     table = getattr(model, "embedding", None)
     rest = {name: value for name, value in vars(model).items() if name != "embedding"}
     weights = {id(weight): weight for weight in _find(rest, PackedWeight)}
     total: int = sum(weight.nbytes for weight in weights.values())
     if isinstance(table, PackedWeight) and id(table) not in weights:
         total += table.nbytes // table.shape[0]
+    for moe in _find(rest, MoE):
+        experts = sum(weight.nbytes for weight in _find(moe.experts, PackedWeight))
+        total -= experts - experts * moe.router.rule.used // moe.router.rule.experts
     return total
 
 

@@ -66,6 +66,7 @@ class RopeConfig:
     (arXiv 2309.00071), "llama3" (Llama 3.1's wavelength bands) or "longrope" (arXiv 2402.13753: a divisor per
     frequency, from the file). original_context: positions seen in training. factors: which of longrope's two sets is
     in use, "short" or "long"; the context length decides when the weights are loaded, never the length of a text.
+    truncate: YaRN's ramp between the two betas begins and ends at whole dimensions, as its authors' code has it.
     attention_factor: magnitude of the rotated vectors, None for the scaling's own.
     pairing: "adjacent" rotates (x0, x1), (x2, x3), …: the order GGUF stores llama in; "halves" rotates
     (x0, x[d/2]), …
@@ -83,6 +84,7 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     factors: str = ""
+    truncate: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +168,13 @@ class ModelConfig:
     def latent_dim(self) -> int:
         """Dimensions of a key that are its value as well; 0 where the cache has values."""
         return self.latent.rank if self.latent is not None else 0
+
+    @property
+    def kv_layout(self) -> str:
+        """What the cache holds of one position: "16 layers of 8 heads of 64", with latent attention "27 layers of 1
+        heads of 576, values its first 512"."""
+        values = f", values its first {self.latent_dim}" if self.latent else ""
+        return f"{self.block_count} layers of {self.head_count_kv} heads of {self.head_dim}{values}"
 
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of K and V of all layers for one position."""

@@ -18,6 +18,7 @@ from infer.runtime.models.rope import rope_table
 class Decoder(Model):
     """pre_norms, post_norms: an RMS norm of what each branch reads, of what it adds. qk_norm: of q and k, per "head" or
     over the whole "width"; "" for none. fused: the file holds q, k and v as one matrix, gate and up as another.
+    sinks: a score without a value for each head. mlp_norm: name of the norm of what the MLP reads.
 
     A residual scale s costs nothing: the stream is kept divided by s, so that branches add to it as they are; an RMS
     norm of it is the same with eps / s². A logit scale goes into the weights of the last norm.
@@ -27,6 +28,8 @@ class Decoder(Model):
     post_norms = False
     qk_norm = ""
     fused = False
+    sinks = False
+    mlp_norm = "ffn_norm"
 
     def __init__(self, config: ModelConfig, loader: WeightLoader, positions: int) -> None:
         self.config = config
@@ -85,7 +88,7 @@ class Decoder(Model):
             attention_norm=norm(self.pre_norms, "attn_norm", self._stream_eps),
             attention=self._attention(loader, index, rope),
             post_attention_norm=norm(self.post_norms, "post_attention_norm", config.norm_eps),
-            mlp_norm=norm(self.pre_norms, "ffn_norm", self._stream_eps),
+            mlp_norm=norm(self.pre_norms, self.mlp_norm, self._stream_eps),
             mlp=self._mlp(loader, index),
             post_mlp_norm=norm(self.post_norms, "post_ffw_norm", config.norm_eps),
         )
@@ -113,6 +116,7 @@ class Decoder(Model):
             layer=index, heads=config.head_count, kv_heads=config.head_count_kv, head_dim=head_dim,
             scale=head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
             rope=rope, q_norm=q_norm, k_norm=k_norm, window=config.window(index), softcap=config.attention_softcap,
+            sinks=loader.vector(name + "sinks.weight", config.head_count) if self.sinks else None,
         )  # fmt: skip
         q_norm, k_norm = norms("width", q_width, kv_width)
         output = loader.linear(name + "output", width, q_width)

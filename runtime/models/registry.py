@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "gemma3": ("gemma3", "Gemma3"),
     "phi3": ("phi3", "Phi3"),
     "olmo2": ("olmo2", "Olmo2"),
+    "gpt-oss": ("gpt_oss", "GptOss"),
     "granite": ("granite", "Granite"),
     "smollm3": ("smollm3", "SmolLM3"),
 }

@@ -76,8 +76,16 @@ def build_model(model_type: str, seed: int = 0, **options: Any) -> Any:
     return model
 
 
-def write_gguf(path: Path, model: Any, quant: str = "F32", metadata: dict[str, Any] | None = None) -> Path:
-    """quant: type of every matrix but routers. metadata: further keys, or other values (None leaves a key out)."""
+def write_gguf(
+    path: Path,
+    model: Any,
+    quant: str = "F32",
+    metadata: dict[str, Any] | None = None,
+    *,
+    joined: bool = False,
+) -> Path:
+    """quant: type of every matrix but routers. metadata: further keys, or other values (None leaves a key out).
+    joined: MLA's two up projections as one matrix, as in files before April 2025."""
     config = model.config
     arch = ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
@@ -86,7 +94,7 @@ def write_gguf(path: Path, model: Any, quant: str = "F32", metadata: dict[str, A
         if value is not None:
             whole = isinstance(value, int) and not isinstance(value, bool)
             writer.add_key_value(key, value, GGUFValueType.UINT32 if whole else GGUFValueType.get_type(value))
-    for name, values in _tensors(model).items():
+    for name, values in _tensors(model, joined).items():
         plain = values.ndim == 1 or "ffn_gate_inp" in name or name.endswith(".bias")
         kind = GGMLQuantizationType["F32" if plain else quant]
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -168,7 +176,7 @@ def _deepseek(config: Any) -> dict[str, Any]:
     return keys
 
 
-def _tensors(model: Any) -> dict[str, np.ndarray]:
+def _tensors(model: Any, joined: bool) -> dict[str, np.ndarray]:
     config, found = model.config, {}
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -185,7 +193,7 @@ def _tensors(model: Any) -> dict[str, np.ndarray]:
             found[f"blk.{name.split('.')[2]}.exp_probs_b.bias"] = values.numpy()
         elif name.endswith("sinks"):
             found[f"blk.{name.split('.')[2]}.attn_sinks.weight"] = values.numpy()
-        elif name.endswith("kv_b_proj.weight"):
+        elif name.endswith("kv_b_proj.weight") and not joined:
             block, nope = f"blk.{name.split('.')[2]}.attn_", config.qk_nope_head_dim
             heads = values.view(config.num_attention_heads, -1, config.kv_lora_rank)
             found[block + "k_b.weight"] = heads[:, :nope].transpose(1, 2).contiguous().numpy()
