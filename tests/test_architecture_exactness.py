@@ -69,6 +69,14 @@ def test_nothing_changes_a_bit(written: Families, opened: Open, case: str, tmp_p
     assert again.engine.cached_tokens("a") == len(PROMPT) - 1
 
 
+@pytest.mark.parametrize("case", ["mixtral", "deepseek3", "gpt-oss"])
+def test_the_reference_is_as_exact(written: Families, opened: Open, case: str) -> None:
+    path, _ = written(case, "Q8_0")
+    expected = answer(opened(path, kernel="reference"), PROMPT[:80], 2)
+    for chunk in (1, 33):
+        assert same(answer(opened(path, kernel="reference", prefill_chunk=chunk), PROMPT[:80], 2), expected)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_company_changes_no_token(written: Families, opened: Open, case: str) -> None:
     path, _ = written(case, "Q8_0")

@@ -11,7 +11,9 @@ import torch
 from families import CASES, WINDOW, Families, prompt_ids
 
 from infer.quant.kernels import native
+from infer.quant.kernels import native_abi as abi
 from infer.runtime.batch import build_batch
+from infer.runtime.bench import weight_bytes
 from infer.runtime.config import BLOCK_SIZE, EngineConfig
 from infer.runtime.errors import CheckpointError, InferError, UnsupportedModelError
 from infer.runtime.loader import LoadedModel, load_model
@@ -126,6 +128,25 @@ def test_latent_attention_keeps_a_latent_and_the_rotated_part_and_no_more(
     used = {plane.untyped_storage().data_ptr() for plane in (*cache.keys, *cache.values)}
     assert len(used) == 1
     assert cache.keys[0].untyped_storage().nbytes() < (cache.blocks + 1) * cache.block_bytes
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_token_reads_the_experts_it_goes_to(written: Any, opened: Open) -> None:
+    path, theirs = written("mixtral")
+    sizes = {name: weight.nbytes for name, weight in theirs.named_parameters() if "norm" not in name}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    embedding = theirs.get_input_embeddings().weight
+    read = sum(sizes.values()) - experts + experts * 3 // 8 - embedding.nbytes + embedding[0].nbytes
+    assert weight_bytes(opened(path, kernel="float32").engine.runner.model) == read
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quant_leaves_routers_alone(written: Any, opened: Open) -> None:
+    model = opened(written("mixtral")[0], kernel="native", quant="int4").engine.runner.model
+    assert [layer.mlp.router.layer.weight.struct.elem for layer in model.layers] == [abi.ELEM_F32] * 2
+    assert {weight.struct.elem for layer in model.layers for weight in layer.mlp.experts.down} == {
+        abi.ELEM_CODES
+    }
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -15,6 +15,4 @@ class Qwen3(Decoder):
     @staticmethod
     def read_config(params: HyperParameters, vocab_size: int) -> ModelConfig:
         config = decoder_config(params, vocab_size, pairing="halves")
-        if params.architecture == "qwen3":
-            return config
         return replace(config, moe=params.moe(config.block_count))
