@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from infer.runtime.config import ModelConfig, MoEConfig
+from infer.runtime.errors import UnsupportedModelError
 from infer.runtime.models.base import WeightLoader
 from infer.runtime.models.layers import GatedMLP, MoE
 from infer.runtime.models.ops import Experts, Router
@@ -15,8 +16,14 @@ def load_mlp(loader: WeightLoader, name: str, width: int, inner: int, activation
 
 
 def load_moe(loader: WeightLoader, index: int, config: ModelConfig, moe: MoEConfig) -> MoE:
-    """Layer `index`'s router, its experts (each projection of all of them one tensor) and the shared expert."""
+    """Layer `index`'s router, its experts (each projection of all of them one tensor) and the shared expert. Raises as
+    WeightLoader does."""
     block, width, count, inner = f"blk.{index}.", config.embedding_length, moe.experts, moe.inner
+    if f"{block}ffn_gate.0.weight" in loader:
+        raise UnsupportedModelError(
+            f"tensor {block}ffn_gate.0.weight: a tensor for each expert, as files had before April 2024, is not "
+            "supported; get a newer conversion of the model"
+        )
     shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
     weights = {
         part: loader.matrices(f"{block}ffn_{part}_exps.weight", count, *shape)
