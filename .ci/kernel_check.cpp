@@ -1,5 +1,5 @@
-/* Products of every form and instruction set this processor offers against the portable path, bit by bit, without
- * Python: what an emulator can run. Prints a hash of all results, which is the same on every processor. */
+/* Products of every form, and a router with its experts and a matrix per head, on every instruction set this processor
+ * offers against the portable path, bit by bit, without Python: what an emulator can run. Prints a hash of all results, which is the same on every processor. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,8 +57,69 @@ static void multiply(infer_pool *pool, const infer_weight *w, const float *x, in
   free(acts.codes), free(acts.scales), free(acts.sums);
 }
 
+static const char *const isas[] = {"scalar", "neon", "avx2", "avxvnni", "avx512vnni", "avx512vnni+amx"};
+
+static void fill(float *x, int count) {
+  for (int i = 0; i < count; i++) x[i] = ((int32_t)random_bits() - (1 << 30)) * 0x1p-28f;
+}
+
+/* Routes rows to experts, runs them, and then heads of the sum through matrices of their own; all of it into `out`. */
+static void run_experts(infer_pool *pool, const infer_weight *const *w, const float *x, const float *logits, int rows,
+                        int form, float *out) {
+  enum { EXPERTS = 12, USED = 3, WIDTH = 64, INNER = 96, HEADS = 2, HEAD = 40 };
+  infer_acts acts = {rows, WIDTH, (int8_t *)empty_plane(rows * WIDTH), (float *)empty_plane(rows * WIDTH),
+                     (int32_t *)empty_plane(rows * WIDTH)};
+  struct {
+    op_quantize quantize;
+    op_route route;
+    op_experts experts;
+    op_heads heads;
+  } program = {};
+  float *sum = out + rows * USED * 2;
+  program.quantize = {{OP_QUANTIZE, sizeof(op_quantize), 0, 0}, x, &acts, WIDTH};
+  program.route = {{OP_ROUTE, sizeof(op_route), 0, 0}, logits, form ? logits : NULL, (infer_choice *)out, EXPERTS, USED,
+                   4, 2 + form % 2, form, form == 1, 2.5f};
+  program.experts = {{OP_EXPERTS, sizeof(op_experts), 0, 0}, (infer_choice *)out, &acts, NULL, w[0], w[1], w[2], logits,
+                     NULL, NULL, sum, EXPERTS, USED, form};
+  program.heads = {{OP_HEADS, sizeof(op_heads), 0, 0}, sum, w[3], sum + rows * 2 * HEAD, HEADS, HEAD};
+  infer_batch batch = {};
+  batch.tokens = rows;
+  if (infer_run(pool, &program, sizeof program, &batch)) exit(4);
+  free(acts.codes), free(acts.scales), free(acts.sums);
+}
+
+static int check_experts(infer_pool *pool, uint64_t *hash, int *compared) {
+  const int sizes[4][2] = {{96, 64}, {96, 64}, {80, 96}, {24, 32}};
+  infer_weight arrays[4][12];
+  const infer_weight *w[4];
+  for (int part = 0; part < 4; part++) {
+    w[part] = arrays[part];
+    for (int e = 0; e < 12; e++)
+      arrays[part][e] = make_weight(pool, sizes[part][0], sizes[part][1], part == 1 ? 8 : 4, 32, false, part == 2);
+  }
+  int wrong = 0;
+  const int row_counts[] = {1, 3, 40};
+  for (int rows : row_counts)
+    for (int form = 0; form < 3; form++) {
+      int floats = rows * (6 + 80 + 2 * 32);
+      float *x = (float *)empty_plane(sizeof(float) * rows * 64), *logits = (float *)empty_plane(sizeof(float) * 12 * 96);
+      float *expected = (float *)empty_plane(sizeof(float) * floats), *found = (float *)empty_plane(sizeof(float) * floats);
+      fill(x, rows * 64), fill(logits, 12 * 96);
+      for (const char *isa : isas) {
+        if (infer_set_isa(isa)) continue;
+        bool first = !strcmp(isa, "scalar");
+        run_experts(pool, w, x, logits, rows, form, first ? expected : found);
+        if (first)
+          for (size_t i = 0; i < sizeof(float) * floats; i++) *hash = (*hash ^ ((uint8_t *)expected)[i]) * 1099511628211u;
+        else if (++*compared, memcmp(expected, found, sizeof(float) * floats))
+          wrong++, printf("%s differs: experts, form %d, %d rows\n", isa, form, rows);
+      }
+      free(x), free(logits), free(expected), free(found);
+    }
+  return wrong;
+}
+
 int main() {
-  const char *const isas[] = {"scalar", "neon", "avx2", "avxvnni", "avx512vnni", "avx512vnni+amx"};
   const int row_counts[] = {1, 2, 3, 4, 5, 8, 13, 40}, groups[] = {16, 32, 64}, widths[] = {4, 5, 6, 8};
   infer_pool *pool = infer_pool_new(2);
   uint64_t hash = 14695981039346656037u;
@@ -70,7 +131,7 @@ int main() {
         infer_weight w = make_weight(pool, n, k, bits, group, form & 1, form & 2);
         for (int rows : row_counts) {
           float *x = (float *)empty_plane(sizeof(float) * rows * k);
-          for (int i = 0; i < rows * k; i++) x[i] = ((int32_t)random_bits() - (1 << 30)) * 0x1p-28f;
+          fill(x, rows * k);
           size_t bytes = sizeof(float) * rows * n;
           float *expected = (float *)empty_plane(bytes), *found = (float *)empty_plane(bytes);
           for (const char *isa : isas) {
@@ -86,6 +147,7 @@ int main() {
         }
         free(w.codes), free(w.high), free(w.scales), free(w.mins), free(w.super_scales), free(w.super_mins);
       }
+  wrong += check_experts(pool, &hash, &compared);
   infer_pool_free(pool);
   printf("%d comparisons, %d differ, hash %016llx\n", compared, wrong, (unsigned long long)hash);
   return wrong || !compared;

@@ -110,6 +110,7 @@ def kv_identity(
         weights=weights,
         architecture=shape.architecture,
         rope=asdict(shape.rope),
+        layout=shape.kv_layout,
         quantization=quant or "as stored",
         kv_type=cache.kv_type,
         kernel=kernel.name,
@@ -159,4 +160,6 @@ def _open_store(
 def _parameters(shape: ModelConfig) -> int:
     """Weights that multiply each token, roughly."""
     attention = 2 * shape.head_dim * (shape.head_count + shape.head_count_kv)
-    return shape.block_count * shape.embedding_length * (attention + 3 * shape.feed_forward_length)
+    moe = shape.moe
+    mlp = 3 * (shape.feed_forward_length if moe is None else moe.used * moe.inner + moe.shared)
+    return shape.block_count * shape.embedding_length * (attention + mlp)

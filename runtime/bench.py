@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from infer.quant.kernels.base import PackedWeight
-from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.engine import Engine
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.models.base import Model
+from infer.runtime.models.layers import MoE
 from infer.runtime.models.ops import AttentionSpec
 from infer.runtime.request import Request
 from infer.samplers.params import SamplingParams
@@ -147,13 +147,17 @@ class Bench:
 
 
 def weight_bytes(model: Model) -> int:
-    """Bytes of the matrices that one decoded token reads: every one, but of a table that only embeds a single row."""
+    """Bytes of the matrices that one decoded token reads: every one, but of experts those that it goes to, and of a
+    table that only embeds a single row."""
     table = getattr(model, "embedding", None)
     rest = {name: value for name, value in vars(model).items() if name != "embedding"}
     weights = {id(weight): weight for weight in _find(rest, PackedWeight)}
     total: int = sum(weight.nbytes for weight in weights.values())
     if isinstance(table, PackedWeight) and id(table) not in weights:
         total += table.nbytes // table.shape[0]
+    for moe in _find(rest, MoE):
+        experts = sum(weight.nbytes for weight in _find(moe.experts, PackedWeight))
+        total -= experts - experts * moe.router.rule.used // moe.router.rule.experts
     return total
 
 
@@ -161,14 +165,8 @@ def kv_bytes(model: Model, cache: PagedKVCache, context: int) -> int:
     """Bytes of K and V, scales included, that one token reads when `context` positions are in the cache, itself
     included. Layers with a window read no more than it."""
     specs = {spec.layer: spec for spec in _find(vars(model), AttentionSpec)}
-    total: int = 0
-    for layer, spec in specs.items():
-        planes = [cache.keys[layer], cache.values[layer]]
-        if cache.key_scales:
-            planes += [cache.key_scales[layer], cache.value_scales[layer]]
-        position = sum(plane.nbytes for plane in planes) // (cache.blocks * BLOCK_SIZE)
-        total += position * (min(context, spec.window) if spec.window else context)
-    return total
+    positions = sum(min(context, spec.window) if spec.window else context for spec in specs.values())
+    return positions * (cache.bytes_per_token // len(cache.keys))
 
 
 def _find(value: object, kind: type) -> Iterator[Any]:

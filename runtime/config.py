@@ -68,6 +68,7 @@ class RopeConfig:
     (arXiv 2309.00071), "llama3" (Llama 3.1's wavelength bands) or "longrope" (arXiv 2402.13753: a divisor per
     frequency, from the file). original_context: positions seen in training. factors: which of longrope's two sets is
     in use, "short" or "long"; the context length decides when the weights are loaded, never the length of a text.
+    truncate: YaRN's ramp between the two betas begins and ends at whole dimensions, as its authors' code has it.
     attention_factor: magnitude of the rotated vectors, None for the scaling's own.
     pairing: "adjacent" rotates (x0, x1), (x2, x3), …: the order GGUF stores llama in; "halves" rotates
     (x0, x[d/2]), …
@@ -85,6 +86,44 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     factors: str = ""
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEConfig:
+    """Mixture of experts: which layers have one, and how a row's experts are chosen.
+
+    experts, used: of a layer, and how many of them a row goes to. inner: width of one expert's gate. shared: the same
+    of the expert that every row goes to, 0 for none. leading_dense: layers before the first with experts. gate: scores
+    are a "softmax" or "sigmoid" of the router's logits, or the logits, and then weights are a softmax over the chosen
+    ("chosen_softmax"). normalize: the weights of the chosen are made to sum to one. scale: their factor. groups,
+    groups_used: experts are chosen from the best groups only, a group counting its best expert (softmax, arXiv
+    2405.04434) or its two best (sigmoid, arXiv 2412.19437).
+    """
+
+    experts: int
+    used: int
+    inner: int
+    shared: int = 0
+    leading_dense: int = 0
+    gate: str = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    groups_used: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentConfig:
+    """Latent attention (MLA, arXiv 2405.04434). The cache holds one key for all heads and no values: `rank` dimensions
+    of latent, which are also the value, and the rotated part after them. query_rank: of the queries' own down
+    projection, 0 for none. key_dim: of a head's key before the rotated part; value_dim: of a head's value.
+    """
+
+    rank: int
+    query_rank: int
+    key_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +148,8 @@ class ModelConfig:
     head_dim: int
     norm_eps: float
     rope: RopeConfig
+    moe: MoEConfig | None = None
+    latent: LatentConfig | None = None
     name: str = ""
     activation: str = "silu"
     windows: tuple[int, ...] = ()
@@ -130,6 +171,19 @@ class ModelConfig:
         """Positions behind which no layer looks, 0 where some layer sees all."""
         return max(self.windows) if self.windows and all(self.windows) else 0
 
+    @property
+    def latent_dim(self) -> int:
+        """Dimensions of a key that are its value as well; 0 where the cache has values."""
+        return self.latent.rank if self.latent is not None else 0
+
+    @property
+    def kv_layout(self) -> str:
+        """What the cache holds of one position: "16 layers of 8 heads of 64", with latent attention "27 layers of 1
+        heads of 576, values its first 512"."""
+        values = f", values its first {self.latent_dim}" if self.latent else ""
+        return f"{self.block_count} layers of {self.head_count_kv} heads of {self.head_dim}{values}"
+
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of K and V of all layers for one position."""
-        return 2 * self.block_count * self.head_count_kv * self.head_dim * element_size
+        stored = self.head_dim if self.latent else 2 * self.head_dim
+        return self.block_count * self.head_count_kv * stored * element_size

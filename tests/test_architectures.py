@@ -1,17 +1,19 @@
-"""Every dense family: logits against transformers, and the exactness of the native path where a window has passed."""
+"""Every family: logits against transformers, windows, what a cache holds, and files that do not fit."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from families import CASES, WINDOW, Families, prompt_ids
 
 from infer.quant.kernels import native
+from infer.quant.kernels import native_abi as abi
 from infer.runtime.batch import build_batch
+from infer.runtime.bench import weight_bytes
 from infer.runtime.config import BLOCK_SIZE, EngineConfig
 from infer.runtime.errors import CheckpointError, InferError, UnsupportedModelError
 from infer.runtime.loader import LoadedModel, load_model
@@ -20,69 +22,12 @@ from infer.samplers.params import SamplingParams
 
 Open = Callable[..., LoadedModel]
 
-WINDOW = 16
-DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
-#: name → (transformers' model type, its options)
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "mistral": ("mistral", {"num_hidden_layers": 2, "sliding_window": WINDOW}),
-    "qwen3": ("qwen3", {"num_hidden_layers": 2, "head_dim": 32}),
-    "qwen3, tied": ("qwen3", {"num_hidden_layers": 2, "head_dim": 16, "tie_word_embeddings": True}),
-    "gemma2": ("gemma2", {
-        "num_hidden_layers": 3, "head_dim": 32, "sliding_window": WINDOW, "query_pre_attn_scalar": 32,
-        "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
-    }),
-    "gemma3": ("gemma3_text", {
-        "num_hidden_layers": 7, "head_dim": 32, "sliding_window": WINDOW, "query_pre_attn_scalar": 32,
-    }),
-    "gemma3, extended": ("gemma3_text", {
-        "num_hidden_layers": 6, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16,
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
-        },
-    }),
-    "phi3": ("phi3", {
-        "num_hidden_layers": 2, "sliding_window": WINDOW, "original_max_position_embeddings": 512,
-        "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5},
-    }),
-    "phi3, long": ("phi3", {
-        "num_hidden_layers": 2, "original_max_position_embeddings": 64,
-        "rope_parameters": {
-            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
-            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
-        },
-    }),
-    "olmo2": ("olmo2", {"num_hidden_layers": 2}),
-    "olmo3": ("olmo3", {
-        "num_hidden_layers": 4, "sliding_window": WINDOW,
-        "rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0,
-                            "original_max_position_embeddings": 64},
-    }),
-    "granite": ("granite", {
-        "num_hidden_layers": 3, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
-        "logits_scaling": 6.0, "tie_word_embeddings": True,
-    }),
-    "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "rope_parameters": DEFAULT}),
-}  # fmt: skip
-WINDOWED = {"mistral", "gemma2", "gemma3", "gemma3, extended", "phi3", "olmo3"}
+WINDOWED = {"mistral", "gemma2", "gemma3", "gemma3, extended", "phi3", "olmo3", "gpt-oss"}
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Any]]:
-    """`written(case, quant)`: the file of a case, and the model that transformers made."""
-    from hf_to_gguf import build_model, write_gguf
-
-    folder = tmp_path_factory.mktemp("families")
-    made: dict[tuple[str, str], tuple[Path, Any]] = {}
-
-    def make(case: str, quant: str = "F32") -> tuple[Path, Any]:
-        if (case, quant) not in made:
-            kind, options = CASES[case]
-            model = build_model(kind, **options)
-            made[case, quant] = write_gguf(folder / f"{len(made)}.gguf", model, quant), model
-        return made[case, quant]
-
-    return make
+def written(tmp_path_factory: pytest.TempPathFactory) -> Families:
+    return Families(tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture
@@ -99,11 +44,6 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     yield open_file
     for model in models:
         model.close()
-
-
-def _prompt(length: int, seed: int = 1) -> tuple[int, ...]:
-    draw = random.Random(seed)
-    return tuple(draw.randrange(500) for _ in range(length))
 
 
 def _logits(model: LoadedModel, ids: tuple[int, ...], steps: list[int]) -> torch.Tensor:
@@ -125,7 +65,7 @@ def test_logits_equal_transformers(written: Any, opened: Open, case: str, kernel
     if kernel == "native" and not native.available():
         pytest.skip("the native library was not built here")
     path, theirs = written(case)
-    ids = _prompt(5 * WINDOW)
+    ids = prompt_ids(5 * WINDOW)
     with torch.inference_mode():
         wanted = theirs(torch.tensor([ids])).logits[0]
     found = _logits(opened(path, kernel=kernel, kv_type="f32"), ids, [50, *[1] * 30])
@@ -135,7 +75,7 @@ def test_logits_equal_transformers(written: Any, opened: Open, case: str, kernel
 @pytest.mark.filterwarnings("ignore")
 def test_the_context_in_use_picks_the_factors_of_longrope(written: Any, opened: Open) -> None:
     path, theirs = written("phi3, long")
-    ids = _prompt(50)
+    ids = prompt_ids(50)
     with torch.inference_mode():
         wanted = theirs(torch.tensor([ids])).logits[0]
     short = opened(path, kernel="float32", kv_type="f32", ctx=64)
@@ -150,54 +90,9 @@ def test_the_context_in_use_picks_the_factors_of_longrope(written: Any, opened: 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", CASES)
 def test_the_torch_path_agrees_within_its_precision(written: Any, opened: Open, case: str) -> None:
-    path, ids = written(case, "Q8_0")[0], _prompt(60)
+    path, ids = written(case, "Q8_0")[0], prompt_ids(60)
     found, wanted = (_logits(opened(path, kernel=k), ids, [60]) for k in ("torch", "float32"))
     assert (found - wanted).abs().mean() <= 0.02 * (wanted.max() - wanted.min())
-
-
-def _answer(
-    model: LoadedModel, prompt: tuple[int, ...], count: int = 5
-) -> tuple[list[int], list[torch.Tensor]]:
-    """Tokens drawn after the prompt, and the logits that each was drawn from."""
-    engine, logits = model.engine, []
-    forward = engine._runner.forward
-
-    def watched(batch: Any) -> torch.Tensor:
-        found = forward(batch)
-        logits.extend(found.clone())
-        return found
-
-    engine._runner.forward = watched
-    try:
-        sampling = SamplingParams(temperature=0.8, seed=3, max_tokens=count, ignore_eos=True)
-        engine.add(Request("a", prompt, sampling))
-        tokens: list[int] = []
-        while engine.has_unfinished():
-            tokens += [token for output in engine.step() for token in output.new_ids]
-    finally:
-        del engine._runner.forward
-    return tokens, logits
-
-
-def _same(one: tuple[list[int], list[torch.Tensor]], other: tuple[list[int], list[torch.Tensor]]) -> bool:
-    pairs = zip(one[1], other[1], strict=True)
-    return one[0] == other[0] and all(torch.equal(a, b) for a, b in pairs)
-
-
-@pytest.mark.skipif(not native.available(), reason="the native library was not built here")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", CASES)
-def test_chunks_and_a_cache_hit_change_no_bit(written: Any, opened: Open, case: str) -> None:
-    path, _ = written(case, "Q8_0")
-    prompt = _prompt(2 * BLOCK_SIZE + 20)
-    expected = _answer(opened(path, prefill_chunk=512), prompt)
-    assert len(expected[1]) == 5
-    for chunk in (1, 7):
-        assert _same(_answer(opened(path, prefill_chunk=chunk), prompt), expected)
-    warm = opened(path, prefix_cache=True)
-    _answer(warm, (*prompt[:-1], 501))
-    assert _same(_answer(warm, prompt), expected)
-    assert warm.engine.cached_tokens("a") >= 2 * BLOCK_SIZE > WINDOW
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -211,10 +106,86 @@ def test_the_window_is_seen_from_its_first_token_on(
     path, theirs = written(case)
     arch = ARCHITECTURES.get(theirs.config.model_type, theirs.config.model_type)
     wide = write_gguf(tmp_path / "wide.gguf", theirs, metadata={f"{arch}.attention.sliding_window": 400})
-    ids = _prompt(60)
+    ids = prompt_ids(60)
     near, far = (_logits(opened(p, kernel="float32", kv_type="f32"), ids, [60]) for p in (path, wide))
     assert torch.allclose(near[:WINDOW], far[:WINDOW], atol=1e-5)
     assert (near[WINDOW:] - far[WINDOW:]).abs().amax(dim=1).min() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kv_type", "size"), [("f32", 4), ("f16", 2), ("int8", 1)])
+def test_latent_attention_keeps_a_latent_and_the_rotated_part_and_no_more(
+    written: Any, opened: Open, kv_type: str, size: int
+) -> None:
+    path, theirs = written("deepseek3")
+    cache = opened(path, kv_type=kv_type).engine.runner.cache
+    layers, width = (
+        theirs.config.num_hidden_layers,
+        theirs.config.kv_lora_rank + theirs.config.qk_rope_head_dim,
+    )
+    assert cache.bytes_per_token == layers * (width * size + (4 if kv_type == "int8" else 0))
+    assert cache.block_bytes == BLOCK_SIZE * cache.bytes_per_token
+    used = {plane.untyped_storage().data_ptr() for plane in (*cache.keys, *cache.values)}
+    assert len(used) == 1
+    assert cache.keys[0].untyped_storage().nbytes() < (cache.blocks + 1) * cache.block_bytes
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_token_reads_the_experts_it_goes_to(written: Any, opened: Open) -> None:
+    path, theirs = written("mixtral")
+    sizes = {name: weight.nbytes for name, weight in theirs.named_parameters() if "norm" not in name}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    embedding = theirs.get_input_embeddings().weight
+    read = sum(sizes.values()) - experts + experts * 3 // 8 - embedding.nbytes + embedding[0].nbytes
+    assert weight_bytes(opened(path, kernel="float32").engine.runner.model) == read
+
+
+def test_experts_in_tensors_of_their_own_ask_for_a_newer_file(
+    tiny_llama: Callable[..., Path], opened: Open
+) -> None:
+    experts = {"llama.expert_count": 2, "llama.expert_used_count": 1}
+    path = tiny_llama(metadata=experts, add={"blk.0.ffn_gate.0.weight": [[0.0] * 64] * 128})
+    with pytest.raises(UnsupportedModelError, match="a tensor for each expert"):
+        opened(path)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(not native.available(), reason="the native library was not built here")
+def test_quant_leaves_routers_alone(written: Any, opened: Open) -> None:
+    model = opened(written("mixtral")[0], kernel="native", quant="int4").engine.runner.model
+    assert [layer.mlp.router.layer.weight.struct.elem for layer in model.layers] == [abi.ELEM_F32] * 2
+    assert {weight.struct.elem for layer in model.layers for weight in layer.mlp.experts.down} == {
+        abi.ELEM_CODES
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("quant", "kernel"), [("F32", "float32"), ("F32", "native"), ("Q8_0", "float32")])
+def test_the_joined_up_projection_of_older_files_is_taken_apart(
+    written: Any, opened: Open, tmp_path: Path, quant: str, kernel: str
+) -> None:
+    from hf_to_gguf import write_gguf
+
+    if kernel == "native" and not native.available():
+        pytest.skip("the native library was not built here")
+
+    _, theirs = written("deepseek2, lite")
+    config = theirs.config
+    old = {
+        "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length": config.v_head_dim, "attention.head_count_kv": config.num_attention_heads,
+        "attention.key_length_mla": None, "attention.value_length_mla": None,
+    }  # fmt: skip
+    metadata = {f"deepseek2.{key}": value for key, value in old.items()}
+    path = write_gguf(tmp_path / "old.gguf", theirs, quant, metadata, joined=True)
+    ids = prompt_ids(70)
+    with torch.inference_mode():
+        wanted = theirs(torch.tensor([ids])).logits[0]
+    found = _logits(opened(path, kernel=kernel, kv_type="f32"), ids, [70])
+    if quant == "F32":
+        assert (found - wanted).abs().max() <= 1e-4 * (wanted.max() - wanted.min())
+    else:
+        assert (found - wanted).abs().mean() <= 0.02 * (wanted.max() - wanted.min())
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -228,6 +199,14 @@ def test_the_window_is_seen_from_its_first_token_on(
         ("granite", {"granite.logit_scale": 0.0}, CheckpointError, "granite.logit_scale is 0"),
         ("granite", {"granite.residual_scale": 1e-30}, CheckpointError, "granite.residual_scale is"),
         ("phi3", {"phi3.rope.scaling.attn_factor": 1.2}, CheckpointError, "rope_factors_short.weight is missing"),
+        ("mixtral", {"llama.expert_used_count": 9}, CheckpointError, "9 of 8 experts from 1 of 1 groups"),
+        ("mixtral", {"llama.expert_count": 7}, CheckpointError, r"blk.0.ffn_gate_exps.weight has shape \[8, 96, 64\]"),
+        ("mixtral", {"llama.expert_count": None}, CheckpointError, "blk.0.ffn_gate.weight is missing"),
+        ("qwen3moe", {"qwen3moe.expert_gating_func": 4}, UnsupportedModelError, "gating_func is 4; supported: 1"),
+        ("deepseek3", {"deepseek2.expert_group_count": 3}, CheckpointError, "4 of 16 experts from 2 of 3 groups"),
+        ("deepseek3", {"deepseek2.attention.kv_lora_rank": 63}, CheckpointError, "over a latent of 63"),
+        ("deepseek3", {"deepseek2.attention.key_length_mla": 16}, CheckpointError, "heads of 16, 16 of them rotated"),
+        ("deepseek3", {"deepseek2.attention.temperature_scale": 0.1}, UnsupportedModelError, "temperature_scale"),
         ("phi3, long", {"phi3.rope.scaling.attn_factor": None}, CheckpointError, "unexpected tensors rope_factors"),
     ],
 )  # fmt: skip

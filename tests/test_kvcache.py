@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer.runtime.config import BLOCK_SIZE, ModelConfig, RopeConfig
+from infer.runtime.config import BLOCK_SIZE, LatentConfig, ModelConfig, RopeConfig
 from infer.runtime.kvcache.block_pool import BlockPool
 from infer.runtime.kvcache.keys import block_key
 from infer.runtime.kvcache.paged import PagedKVCache
@@ -164,17 +164,20 @@ def test_keys_depend_on_every_id_and_on_the_parent() -> None:
     assert all(key != block_key(b"", [*ids[:i], ids[i] ^ 1, *ids[i + 1 :]]) for i in range(BLOCK_SIZE))
 
 
+@pytest.mark.parametrize("latent", [0, 6])
 @pytest.mark.parametrize("kv_type", ["f16", "bf16", "f32", "int8"])
-def test_a_block_can_be_read_and_written_back_in_part_or_whole(kv_type: str) -> None:
+def test_a_block_can_be_read_and_written_back_in_part_or_whole(kv_type: str, latent: int) -> None:
     rope = RopeConfig(dim=8)
+    mla = LatentConfig(rank=latent, query_rank=0, key_dim=8, value_dim=8) if latent else None
     config = ModelConfig(
         architecture="llama", vocab_size=9, context_length=256, embedding_length=32, block_count=3,
         feed_forward_length=32, head_count=4, head_count_kv=2, head_dim=8, norm_eps=1e-5, rope=rope,
+        latent=mla,
     )  # fmt: skip
     cache = PagedKVCache(config, 3, kv_type, torch.device("cpu"))
     values = torch.randn(3, 2, BLOCK_SIZE, 2, 8, generator=torch.Generator().manual_seed(1))
     for layer in range(3):
-        cache.store(layer, torch.arange(BLOCK_SIZE), values[layer, 0], values[layer, 1])
+        cache.store(layer, torch.arange(BLOCK_SIZE), values[layer, 0], None if latent else values[layer, 1])
     for tokens in (1, 17, BLOCK_SIZE):
         payload = cache.read(0, tokens)
         assert payload.nbytes == tokens * cache.bytes_per_token
@@ -184,6 +187,8 @@ def test_a_block_can_be_read_and_written_back_in_part_or_whole(kv_type: str) -> 
             wanted = cache.gather(layer, torch.tensor([0]), tokens)
             assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
             assert torch.allclose(found[0].float().permute(2, 0, 1), values[layer, 0, :tokens], atol=0.02)
+            value = values[layer, 0, :tokens, :, :latent] if latent else values[layer, 1, :tokens]
+            assert torch.allclose(found[1].float().transpose(0, 1), value, atol=0.02)
     cache.copy(1, 2)
     assert bytes(cache.read(2, BLOCK_SIZE)) == bytes(cache.read(1, BLOCK_SIZE))
     with pytest.raises(ValueError, match="are not 5 tokens"):

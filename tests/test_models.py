@@ -146,7 +146,7 @@ def _load(path: Path, tmp_path: Path, **settings: object) -> None:
         ({"metadata": {"llama.attention.head_count_kv": 3}}, CheckpointError, "cannot share 3"),
         ({"metadata": {"llama.feed_forward_length": 96}}, CheckpointError, "ffn_gate.weight has shape"),
         ({"metadata": {"llama.new_trick": 5}}, UnsupportedModelError, "llama.new_trick is not known"),
-        ({"metadata": {"llama.expert_count": 8}}, UnsupportedModelError, "llama.expert_count is not known"),
+        ({"metadata": {"llama.attention.clamp_kqv": 8.0}}, UnsupportedModelError, "clamp_kqv is not known"),
         ({"metadata": {"general.architecture": "rwkv7"}}, UnsupportedModelError, "'rwkv7' is not supported"),
         ({"metadata": {"llama.rope.scaling.type": "wavy"}}, UnsupportedModelError, "'wavy' is not supported"),
         ({"metadata": {"llama.rope.scaling.type": "yarn"}}, CheckpointError, "original_context_length is missing"),

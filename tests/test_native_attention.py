@@ -33,10 +33,20 @@ class Layer:
     pairing: int = 1
     rope_dim: int = 0  # 0: head_dim
     norms: bool = False
+    latent: int = 0  # values are the first dimensions of keys, the rotated ones the last
+    sinks: bool = False
 
     @property
     def rotary(self) -> int:
         return self.rope_dim or self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent or self.head_dim
+
+    @property
+    def rope_at(self) -> int:
+        return self.head_dim - self.rotary if self.latent else 0
 
 
 @dataclass
@@ -47,10 +57,11 @@ class Prompt:
     k: np.ndarray
     v: np.ndarray
     table: np.ndarray
+    value_dim: int
     out: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.out = np.full((len(self.q), self.q.shape[1] * self.q.shape[2]), np.nan, np.float32)
+        self.out = np.full((len(self.q), self.q.shape[1] * self.value_dim), np.nan, np.float32)
 
     def slots(self) -> np.ndarray:
         at = np.arange(len(self.q), dtype=np.int64)
@@ -75,13 +86,14 @@ class Setup:
             make = np.random.default_rng([seed, n])
             q = make.normal(0, 1.5, (n, layer.heads, layer.head_dim)).astype(np.float32)
             k, v = make.normal(0, 1.5, (2, n, layer.kv_heads, layer.head_dim)).astype(np.float32)
-            self.prompts.append(Prompt(q, k, v, self.order[taken : taken + count]))
+            self.prompts.append(Prompt(q, k, v, self.order[taken : taken + count], layer.value_dim))
             taken += count
-        self.cache = Cache(layer.kind, layer.kv_heads, layer.head_dim, len(self.order))
+        self.cache = Cache(layer.kind, layer.kv_heads, layer.head_dim, len(self.order), layer.latent)
         half = layer.rotary // 2
         angle = np.arange(MAX_POSITIONS)[:, None] * 0.7 ** np.arange(half)
         self.cos, self.sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-        weights = np.random.default_rng(seed).normal(1, 0.1, (2, layer.head_dim)).astype(np.float32)
+        weights = np.random.default_rng(seed).normal(1, 0.1, (2, layer.value_dim)).astype(np.float32)
+        self.sinks = np.random.default_rng(seed + 1).normal(0, 4, layer.heads).astype(np.float32)
         self.q_norm: np.ndarray | None = weights[0] if layer.norms else None
         self.k_norm: np.ndarray | None = weights[1] if layer.norms else None
         self.scale = np.float32(layer.head_dim**-0.5)
@@ -101,19 +113,19 @@ class Setup:
             row[:used] = self.prompts[p].table[:used]
         batch = Batch(len(positions), len(parts), self.max_blocks, 0, None,
                       *map(address, (positions, slots, query_start, context, tables)), None)  # fmt: skip
-        width = layer.heads * layer.head_dim
+        width = layer.heads * layer.value_dim
         out = np.full((len(positions), width), np.nan, np.float32)
         acts = ActBuffers(len(positions), width) if width % 32 == 0 else None
         rope = RopeStoreOp(
-            q=address(q), k=address(k), v=address(v), q_norm=address(self.q_norm),
+            q=address(q), k=address(k), v=None if layer.latent else address(v), q_norm=address(self.q_norm),
             k_norm=address(self.k_norm), cos=address(self.cos), sin=address(self.sin),
-            kv=ctypes.pointer(kv), eps=1e-6, heads=layer.heads, rope_dim=layer.rotary,
-            pairing=layer.pairing,
+            kv=ctypes.pointer(kv), eps=1e-6, heads=layer.heads, norm_dim=layer.value_dim,
+            rope_at=layer.rope_at, rope_dim=layer.rotary, pairing=layer.pairing,
         )  # fmt: skip
         attention = AttentionOp(
-            q=address(q), out=address(out), acts=ctypes.pointer(acts.struct) if acts else None,
-            kv=ctypes.pointer(kv), scale=self.scale, softcap=layer.softcap, heads=layer.heads,
-            window=layer.window,
+            q=address(q), sinks=address(self.sinks) if layer.sinks else None, out=address(out),
+            acts=ctypes.pointer(acts.struct) if acts else None, kv=ctypes.pointer(kv), scale=self.scale,
+            softcap=layer.softcap, heads=layer.heads, window=layer.window,
         )  # fmt: skip
         native.run(batch, rope, attention, threads=threads)
         if acts:
@@ -129,13 +141,15 @@ class Setup:
         """float64 norm and rotation of [positions, heads, head_dim]."""
         y = x.astype(np.float64)
         if norm is not None:
-            y = y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-6) * norm
+            part = y[..., : len(norm)]
+            part[...] = part / np.sqrt((part**2).mean(-1, keepdims=True) + 1e-6) * norm
         half = self.layer.rotary // 2
         first, second = (
             (np.arange(half), np.arange(half) + half)
             if self.layer.pairing
             else (np.arange(half) * 2, np.arange(half) * 2 + 1)
         )
+        first, second = first + self.layer.rope_at, second + self.layer.rope_at
         cos, sin = (t[: len(x), None].astype(np.float64) for t in (self.cos, self.sin))
         a, b = y[..., first].copy(), y[..., second].copy()
         y[..., first], y[..., second] = a * cos - b * sin, b * cos + a * sin
@@ -155,8 +169,10 @@ class Setup:
         ahead = np.arange(n)[:, None] - np.arange(n)[None]
         seen = (ahead >= 0) & ((ahead < layer.window) if layer.window else True)
         scores = np.where(seen, scores, -np.inf)
+        if layer.sinks:
+            scores = np.concatenate([scores, np.tile(self.sinks[:, None, None], (1, n, 1))], axis=2)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
+        weights = (weights / weights.sum(-1, keepdims=True))[..., :n]
         out: np.ndarray = np.einsum("hqk,hkd->qhd", weights, v).reshape(n, -1)
         return out
 
@@ -171,8 +187,17 @@ LAYERS = [
     Layer(6, 3, 96, "bf16", window=1),
     Layer(50, 1, 16, "int8", norms=True),
     Layer(3, 1, 90, "int8", window=300, rope_dim=0, softcap=20.0),
+    Layer(8, 2, 64, "f16", window=70, sinks=True),
+    Layer(4, 1, 48, "f32", sinks=True),
+    Layer(16, 1, 160, "f16", pairing=0, rope_dim=32, latent=128, norms=True),
+    Layer(5, 1, 60, "f32", pairing=0, rope_dim=20, latent=40),
+    Layer(20, 1, 88, "bf16", pairing=0, rope_dim=8, latent=80, norms=True),
+    Layer(6, 1, 96, "int8", rope_dim=32, latent=64, window=90),
 ]
-IDS = [f"{x.heads}/{x.kv_heads}x{x.head_dim}-{x.kind}" for x in LAYERS]
+IDS = [
+    f"{x.heads}/{x.kv_heads}x{x.head_dim}-{x.kind}{' latent' * bool(x.latent)}{' sinks' * x.sinks}"
+    for x in LAYERS
+]
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=IDS)
@@ -191,12 +216,16 @@ def test_the_cache_holds_the_rounded_rotation(native: Native, layer: Layer) -> N
     prompt = setup.prompts[0]
     k, v = setup.cache.values(prompt.table, 130)
     exact_k = setup.rotated(prompt.k, setup.k_norm).swapaxes(0, 1)
-    exact_v = prompt.v.astype(np.float64).swapaxes(0, 1)
+    exact_v = exact_k[..., : layer.latent] if layer.latent else prompt.v.astype(np.float64).swapaxes(0, 1)
     step = {"f16": 2**-11, "bf16": 2**-8, "f32": 2**-23, "int8": 0}[layer.kind]
     for stored, exact in ((k, exact_k), (v, exact_v)):
         largest = np.abs(exact).max(-1, keepdims=True)
+        if layer.latent:
+            largest = np.abs(exact_k).max(-1, keepdims=True)  # one scale for all of a key
         bound = largest * (0.5001 / 127) if layer.kind == "int8" else np.abs(exact) * step * 1.001 + 1e-5
         assert (np.abs(stored - exact) <= bound + largest * 2e-6).all()
+    if layer.latent:
+        return
     if layer.kind == "f16":  # v is not rotated: rounded to nearest even
         np.testing.assert_array_equal(v, prompt.v.astype(np.float16).astype(np.float64).swapaxes(0, 1))
     if layer.kind == "bf16":
@@ -269,10 +298,14 @@ def test_long_contexts_split_over_threads_without_changing_bits(native: Native, 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "int8"])
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_a_position_that_is_not_finite_touches_no_earlier_row(native: Native, kind: str, bad: float) -> None:
-    clean, broken = Setup(Layer(6, 2, 64, kind), [100]), Setup(Layer(6, 2, 64, kind), [100])
+@pytest.mark.parametrize("latent", [0, 48])
+def test_a_position_that_is_not_finite_touches_no_earlier_row(
+    native: Native, kind: str, bad: float, latent: int
+) -> None:
+    layer = Layer(6, 2, 64, kind, latent=latent, rope_dim=64 - latent)
+    clean, broken = Setup(layer, [100]), Setup(layer, [100])
     broken.prompts[0].v[70:72] = bad
-    broken.prompts[0].k[71] = bad
+    broken.prompts[0].k[70 if latent else 71] = bad
     clean.step(native, [(0, 0, 100)])
     with np.errstate(invalid="ignore"):
         broken.step(native, [(0, 0, 100)])

@@ -7,16 +7,16 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_ui
 from pathlib import Path
 from typing import Any
 
-ABI = 3
+ABI = 4
 STRIP = 16
 BLOCK = 32
 SCALE_F16, SCALE_F32, SCALE_SUPER = range(3)
 ELEM_CODES, ELEM_F32, ELEM_F16, ELEM_BF16, ELEM_TABLE = range(5)
 KV_F16, KV_BF16, KV_F32, KV_INT8 = range(4)
-OP_EMBED, OP_NORM, OP_QUANTIZE, OP_MATMUL, OP_ROPE_STORE, OP_ATTENTION, OP_GLU, OP_ADD, OP_GATHER = range(
-    1, 10
-)
-ACT_SILU, ACT_GELU_TANH = range(2)
+OP_EMBED, OP_NORM, OP_QUANTIZE, OP_MATMUL, OP_ROPE_STORE, OP_ATTENTION = range(1, 7)
+OP_GLU, OP_ADD, OP_GATHER, OP_ROUTE, OP_EXPERTS, OP_HEADS = range(7, 13)
+ACT_SILU, ACT_GELU_TANH, ACT_SWIGLU_OAI = range(3)
+GATE_SOFTMAX, GATE_SIGMOID, GATE_CHOSEN_SOFTMAX = range(3)
 
 
 def _fields(*runs: tuple[Any, str]) -> list[tuple[str, Any]]:
@@ -37,8 +37,8 @@ class Acts(Structure):
 
 class Kv(Structure):
     _fields_ = _fields(
-        (c_void_p, "k v k_scale v_scale"), (c_int32, "type kv_heads head_dim blocks"), (c_int64, "stride")
-    )
+        (c_void_p, "k v k_scale v_scale"), (c_int32, "type kv_heads head_dim value_dim blocks"), (c_int64, "stride"),
+    )  # fmt: skip
 
 
 class Batch(Structure):
@@ -81,15 +81,15 @@ class RopeStoreOp(Structure):
     KIND = OP_ROPE_STORE
     _fields_ = _fields(
         (Head, "head"), (c_void_p, "q k v q_norm k_norm cos sin"), (POINTER(Kv), "kv"), (c_float, "eps"),
-        (c_int32, "heads rope_dim pairing"),
+        (c_int32, "heads norm_dim rope_at rope_dim pairing"),
     )  # fmt: skip
 
 
 class AttentionOp(Structure):
     KIND = OP_ATTENTION
     _fields_ = _fields(
-        (Head, "head"), (c_void_p, "q out"), (POINTER(Acts), "acts"), (POINTER(Kv), "kv"), (c_float, "scale softcap"),
-        (c_int32, "heads window"),
+        (Head, "head"), (c_void_p, "q sinks out"), (POINTER(Acts), "acts"), (POINTER(Kv), "kv"),
+        (c_float, "scale softcap"), (c_int32, "heads window"),
     )  # fmt: skip
 
 
@@ -110,13 +110,44 @@ class GatherOp(Structure):
     _fields_ = _fields((Head, "head"), (c_void_p, "x out"), (c_int32, "width"))
 
 
-Op = EmbedOp | NormOp | QuantizeOp | MatmulOp | RopeStoreOp | AttentionOp | GluOp | AddOp | GatherOp
+class Choice(Structure):
+    _fields_ = _fields((c_int32, "expert"), (c_float, "weight"))
+
+
+class RouteOp(Structure):
+    KIND = OP_ROUTE
+    _fields_ = _fields(
+        (Head, "head"), (c_void_p, "logits bias out"), (c_int32, "experts used groups groups_used gate normalize"),
+        (c_float, "scale"),
+    )  # fmt: skip
+
+
+class ExpertsOp(Structure):
+    KIND = OP_EXPERTS
+    _fields_ = _fields(
+        (Head, "head"), (c_void_p, "choices"), (POINTER(Acts), "acts"), (c_void_p, "x"),
+        (POINTER(Weight), "gate up down"), (c_void_p, "gate_bias up_bias down_bias out"), (c_int32, "experts used act"),
+    )  # fmt: skip
+
+
+class HeadsOp(Structure):
+    KIND = OP_HEADS
+    _fields_ = _fields(
+        (Head, "head"), (c_void_p, "x"), (POINTER(Weight), "w"), (c_void_p, "out"), (c_int32, "heads width")
+    )
+
+
+Op = (
+    EmbedOp | NormOp | QuantizeOp | MatmulOp | RopeStoreOp | AttentionOp | GluOp | AddOp | GatherOp | RouteOp
+    | ExpertsOp | HeadsOp
+)  # fmt: skip
 
 #: struct name in C → its mirror
 MIRRORS: dict[str, type[Structure]] = {
     "infer_weight": Weight, "infer_acts": Acts, "infer_kv": Kv, "infer_batch": Batch, "op_embed": EmbedOp,
     "op_norm": NormOp, "op_quantize": QuantizeOp, "op_matmul": MatmulOp, "op_rope_store": RopeStoreOp,
     "op_attention": AttentionOp, "op_glu": GluOp, "op_add": AddOp, "op_gather": GatherOp,
+    "op_route": RouteOp, "op_experts": ExpertsOp, "op_heads": HeadsOp,
 }  # fmt: skip
 
 

@@ -28,6 +28,10 @@ class RowWeight(PackedWeight):
             return self.values[ids].float()
         return self.values.gather(ids).dequantize()
 
+    def all(self) -> torch.Tensor:
+        """Every row, dequantized to float32."""
+        return self.values.float() if isinstance(self.values, torch.Tensor) else self.values.dequantize()
+
 
 def gather_rows(source: WeightSource, device: torch.device) -> RowWeight:
     """The whole matrix, decoded chunk by chunk into storage made once."""

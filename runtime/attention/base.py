@@ -19,10 +19,11 @@ class AttentionBackend(abc.ABC):
     @abc.abstractmethod
     def forward(
         self, q: torch.Tensor, cache: PagedKVCache, batch: ForwardBatch, layer: int,
-        *, scale: float, window: int = 0, softcap: float = 0.0,
+        *, scale: float, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """q float32 [T, heads, head_dim] → float32 [T, heads, head_dim].
+        """q float32 [T, heads, head_dim] → float32 [T, heads, dimensions of a value].
 
         Row t of a sequence at position p sees positions max(0, p - window + 1) … p (window 0: from 0 on) as the cache
-        holds them, its own included. Head h reads key-value head h * kv_heads // heads.
+        holds them, its own included. Head h reads key-value head h * kv_heads // heads. sinks: float32 [heads], a score
+        of each head that takes part in the softmax and has no value (gpt-oss).
         """

@@ -17,9 +17,9 @@ class DenseAttention(AttentionBackend):
 
     def forward(
         self, q: torch.Tensor, cache: PagedKVCache, batch: ForwardBatch, layer: int,
-        *, scale: float, window: int = 0, softcap: float = 0.0,
+        *, scale: float, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        out = torch.empty_like(q)
+        out = q.new_empty((*q.shape[:2], cache.values[layer].shape[3]))
         starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
         for index, length in enumerate(lengths):
             first, last = starts[index], starts[index + 1]
@@ -41,7 +41,11 @@ class DenseAttention(AttentionBackend):
                 if window:
                     hidden |= key_at <= query_at - window
                 scores.masked_fill_(hidden, float("-inf"))
-            weights = torch.softmax(scores, dim=-1).view(kv_heads, group * rows, length - begin)
+            if sinks is not None:
+                sink = sinks.view(kv_heads, group, 1, 1).expand(-1, -1, rows, 1)
+                scores = torch.cat((scores, sink), dim=-1)
+            weights = torch.softmax(scores, dim=-1)[..., : length - begin]
+            weights = weights.reshape(kv_heads, group * rows, length - begin)
             mixed = torch.bmm(weights, values.to(weights.dtype))
             out[first:last] = mixed.view(kv_heads * group, rows, -1).transpose(0, 1)
         return out

@@ -19,27 +19,27 @@ class ReferenceAttention(AttentionBackend):
 
     def forward(
         self, q: torch.Tensor, cache: PagedKVCache, batch: ForwardBatch, layer: int,
-        *, scale: float, window: int = 0, softcap: float = 0.0,
+        *, scale: float, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        out = torch.empty_like(q)
+        out = q.new_empty((*q.shape[:2], cache.values[layer].shape[3]))
         starts, positions = batch.query_start.tolist(), batch.positions.tolist()
         for index in range(len(starts) - 1):
             table = batch.block_tables[index].tolist()
             for row in range(starts[index], starts[index + 1]):
-                out[row] = _row(q[row], cache, table, layer, positions[row], scale, window, softcap)
+                out[row] = _row(q[row], cache, table, layer, positions[row], scale, window, softcap, sinks)
         return out
 
 
 def _row(
     q: torch.Tensor, cache: PagedKVCache, table: list[int], layer: int, position: int,
-    scale: float, window: int, softcap: float,
+    scale: float, window: int, softcap: float, sinks: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     heads, dim = q.shape
     kv_heads = cache.keys[layer].shape[1]
     query = q.view(kv_heads, heads // kv_heads, dim)
     top = query.new_full((*query.shape[:2], 1), float("-inf"))
     total = query.new_zeros((*query.shape[:2], 1))
-    mixed = torch.zeros_like(query)
+    mixed = query.new_zeros((*query.shape[:2], cache.values[layer].shape[3]))
     first = max(0, position - window + 1) if window else 0
     for block in range(first // BLOCK_SIZE, position // BLOCK_SIZE + 1):
         base = block * BLOCK_SIZE
@@ -55,4 +55,6 @@ def _row(
         total = total * shrink + weights.sum(dim=-1, keepdim=True)
         mixed = mixed * shrink + torch.bmm(weights, values)
         top = peak
-    return (mixed / total).view(heads, dim)
+    if sinks is not None:
+        total = total + torch.exp(sinks.view(total.shape) - top)
+    return (mixed / total).view(heads, -1)

@@ -15,14 +15,16 @@ LABEL_CHARACTERS = 4000
 class KVIdentity:
     """Everything that changes a K or V for the same tokens; two that are equal may share a cache.
 
-    weights: sha256 of the model's files. rope: fields of RopeConfig. quantization: "as stored", or what float weights
-    were quantized to on load. kernel and kernel_version: the code that computes. torch: its version where torch
-    computes, else "". adapter: sha256 of an adapter's file, "" without one.
+    weights: sha256 of the model's files. rope: fields of RopeConfig. layout: what the cache holds of one position, in
+    words. quantization: "as stored", or what float weights were quantized to on load. kernel and kernel_version: the
+    code that computes. torch: its version where torch computes, else "". adapter: sha256 of an adapter's file, ""
+    without one.
     """
 
     weights: str
     architecture: str
     rope: Mapping[str, object] = field(default_factory=dict)
+    layout: str = ""
     quantization: str = "as stored"
     kv_type: str
     kernel: str

@@ -22,6 +22,9 @@ class PagedKVCache:
 
         key_scales[layer], value_scales[layer]   [blocks, kv_heads, 64]; empty lists for other types
 
+    Latent attention stores no values: values[layer] is the first latent_dim dimensions of keys[layer] under another
+    view, value_scales[layer] is key_scales[layer], and neither takes memory.
+
     A slot is block * 64 + offset. On the CPU untouched blocks cost no memory: the system commits pages when written.
     """
 
@@ -29,9 +32,11 @@ class PagedKVCache:
         self.blocks = blocks
         self.kv_type = kv_type
         self.dtype = KV_TYPES[kv_type]
-        heads, dim = config.head_count_kv, config.head_dim
+        heads, dim, latent = config.head_count_kv, config.head_dim, config.latent_dim
+        self.latent = latent > 0
         scale_bytes = 4 if kv_type == "int8" else 0
-        self.bytes_per_token = config.block_count * 2 * heads * (dim * self.dtype.itemsize + scale_bytes)
+        self.bytes_per_token = config.kv_bytes_per_token(self.dtype.itemsize)
+        self.bytes_per_token += config.block_count * heads * scale_bytes * (1 if latent else 2)
         self.block_bytes = self.bytes_per_token * BLOCK_SIZE
         size = blocks * self.block_bytes
         whole = (
@@ -53,10 +58,14 @@ class PagedKVCache:
 
         for _ in range(config.block_count):
             self.keys.append(take(self.dtype, heads, dim, BLOCK_SIZE))
-            self.values.append(take(self.dtype, heads, BLOCK_SIZE, dim))
+            if latent:
+                self.values.append(self.keys[-1][:, :, :latent].transpose(2, 3))
+            else:
+                self.values.append(take(self.dtype, heads, BLOCK_SIZE, dim))
             if scale_bytes:
                 self.key_scales.append(take(torch.float32, heads, BLOCK_SIZE))
-                self.value_scales.append(take(torch.float32, heads, BLOCK_SIZE))
+                scales = self.key_scales[-1] if latent else take(torch.float32, heads, BLOCK_SIZE)
+                self.value_scales.append(scales)
 
     def copy(self, source: int, target: int) -> None:
         """Make block `target` hold what block `source` holds."""
@@ -90,22 +99,27 @@ class PagedKVCache:
         """Every array with the axis of its positions, in storage order."""
         parts = []
         for layer in range(len(self.keys)):
-            parts += [(self.keys[layer], 2), (self.values[layer], 1)]
+            stored = [(self.keys[layer], 2), (self.values[layer], 1)]
             if self.key_scales:
-                parts += [(self.key_scales[layer], 1), (self.value_scales[layer], 1)]
+                stored += [(self.key_scales[layer], 1), (self.value_scales[layer], 1)]
+            parts += stored[::2] if self.latent else stored
         return parts
 
-    def store(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k and v [T, kv_heads, head_dim] to slots int64 [T]."""
+    def store(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> None:
+        """Write k and v [T, kv_heads, head_dim] to slots int64 [T]; v is None for latent attention."""
         block, offset = slots // BLOCK_SIZE, slots % BLOCK_SIZE
         if self.key_scales:
             k, self.key_scales[layer][block, :, offset] = _quantize(k)
-            v, self.value_scales[layer][block, :, offset] = _quantize(v)
         self.keys[layer][block, :, :, offset] = k.to(self.dtype)
+        if v is None:
+            return
+        if self.key_scales:
+            v, self.value_scales[layer][block, :, offset] = _quantize(v)
         self.values[layer][block, :, offset] = v.to(self.dtype)
 
     def gather(self, layer: int, table: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K [kv_heads, head_dim, length] and V [kv_heads, length, head_dim] of the blocks in table, int64 [n]."""
+        """K [kv_heads, head_dim, length] and V [kv_heads, length, head_dim or latent_dim] of the blocks in table, int64
+        [n]."""
         keys, values = self.keys[layer][table], self.values[layer][table]
         if self.key_scales:
             keys = keys * self.key_scales[layer][table].unsqueeze(2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -70,18 +71,45 @@ class WeightLoader:
         self._advance(tensor)
         return packed
 
-    def vector(self, name: str, length: int) -> torch.Tensor:
-        """float32 [length] on the kernel's device."""
-        tensor = self._take(name, (length,))
+    def matrices(self, name: str, count: int, rows: int, columns: int) -> tuple[PackedWeight, ...]:
+        """The weights [rows, columns] that lie one after another in a tensor [count, rows, columns]."""
+        tensor = self._take(name, (count, rows, columns))
+        packed = tuple(self._pack(tensor, index * rows, rows) for index in range(count))
+        self._advance(tensor)
+        return packed
+
+    def pieces(
+        self, name: str, rows: int, columns: int, pieces: Iterable[tuple[int, int, bool]]
+    ) -> tuple[PackedWeight, ...]:
+        """Parts of a tensor [rows, columns]: (first row, rows, whether to transpose) of each. A transposed one is held
+        as float32, since the groups of a quantized matrix do not survive it."""
+        tensor = self._take(name, (rows, columns))
+        packed = tuple(
+            self._pack(tensor, first, count) if not turn else self._pack_transposed(tensor, first, count)
+            for first, count, turn in pieces
+        )
+        self._advance(tensor)
+        return packed
+
+    def router(self, name: str, experts: int, columns: int) -> Linear:
+        """`linear`, as it is stored: `--quant` leaves a router alone, since a rounded score may be another choice."""
+        tensor = self._take(f"{name}.weight", (experts, columns))
+        weight = self._pack(tensor, 0, experts, as_stored=True)
+        self._advance(tensor)
+        return Linear(weight, self.optional_vector(f"{name}.bias", experts))
+
+    def vector(self, name: str, *shape: int) -> torch.Tensor:
+        """float32 of that shape on the kernel's device."""
+        tensor = self._take(name, shape)
         if tensor.type not in ("F32", "F16", "BF16"):
             raise UnsupportedModelError(
                 f"{self._checkpoint.path}: tensor {name} is {tensor.type}; vectors must be F32, F16 or BF16"
             )
-        values = get_format(tensor.type).decode(self._read(tensor, 0, tensor.nbytes), (1, length))
+        values = get_format(tensor.type).decode(self._read(tensor, 0, tensor.nbytes), (1, math.prod(shape)))
         self._advance(tensor)
         if not isinstance(values, torch.Tensor):
             raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name} is not a plain vector")
-        found = values.reshape(length).to(device=self._kernel.device, dtype=torch.float32)
+        found = values.reshape(shape).to(device=self._kernel.device, dtype=torch.float32)
         return found + tensor.shift if tensor.shift else found
 
     def linear(self, name: str, rows: int, columns: int) -> Linear:
@@ -106,8 +134,8 @@ class WeightLoader:
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return Norm(self.vector(f"{name}.weight", width), eps)
 
-    def optional_vector(self, name: str, length: int) -> torch.Tensor | None:
-        return self.vector(name, length) if name in self else None
+    def optional_vector(self, name: str, *shape: int) -> torch.Tensor | None:
+        return self.vector(name, *shape) if name in self else None
 
     def finish(self) -> None:
         if self._left:
@@ -118,36 +146,50 @@ class WeightLoader:
                 "the file is of another architecture than it says, or newer than this version of infer"
             )
 
-    def _pack(self, tensor: RawTensor, first: int, rows: int) -> PackedWeight:
-        """Rows [first, first + rows) of a matrix."""
-        name, columns = tensor.name, tensor.shape[1]
+    def _pack(self, tensor: RawTensor, first: int, rows: int, *, as_stored: bool = False) -> PackedWeight:
+        """Rows [first, first + rows) of a matrix, or of matrices one after another."""
+        return self._packed(self._source(tensor, first, rows, None if as_stored else self._quant))
+
+    def _pack_transposed(self, tensor: RawTensor, first: int, rows: int) -> PackedWeight:
+        values = self._source(tensor, first, rows, None).dequantize(0, rows).T.contiguous()
+
+        def read(start: int, stop: int) -> torch.Tensor:
+            return values[start:stop].reshape(-1).view(torch.uint8)
+
+        return self._packed(WeightSource(tensor.name, (tensor.shape[-1], rows), get_format("F32"), read))
+
+    def _source(self, tensor: RawTensor, first: int, rows: int, quant: str | None) -> WeightSource:
+        name, columns = tensor.name, tensor.shape[-1]
         try:
             form = get_format(tensor.type)
             row_bytes = form.row_bytes(columns)
         except ValueError as error:
             raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
 
-        def read_plain(start: int, stop: int) -> torch.Tensor:
+        def stored(start: int, stop: int) -> torch.Tensor:
             return self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
 
-        try:
-            read: Callable[[int, int], torch.Tensor] = read_plain
-            if isinstance(form, PlanarFormat):
-                planes = {part: partial(self._read, plane) for part, plane in tensor.planes.items()}
+        read: Callable[[int, int], torch.Tensor] = stored
+        if isinstance(form, PlanarFormat):
+            planes = {part: partial(self._read, plane) for part, plane in tensor.planes.items()}
+            try:
                 read = form.open(planes, tensor.settings, (tensor.shape[0], columns))
-            source = WeightSource(
-                name,
-                (rows, columns),
-                form,
-                lambda start, stop: read(first + start, first + stop),
-                self._quant,
-            )
+            except ValueError as error:
+                raise CheckpointError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
+        return WeightSource(
+            name, (rows, columns), form, lambda start, stop: read(first + start, first + stop), quant
+        )
+
+    def _packed(self, source: WeightSource) -> PackedWeight:
+        try:
             packed = self._kernel.pack(source)
         except ValueError as error:
-            raise CheckpointError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
-        if form.expands:
-            stored, held = self.expanded.get(form.name, (0, 0))
-            self.expanded[form.name] = (stored + rows * row_bytes, held + packed.nbytes)
+            raise CheckpointError(f"{self._checkpoint.path}: tensor {source.name}: {error}") from None
+        if source.format.expands:
+            rows, columns = source.shape
+            stored, held = self.expanded.get(source.format.name, (0, 0))
+            stored += rows * source.format.row_bytes(columns)
+            self.expanded[source.format.name] = (stored, held + packed.nbytes)
         return packed
 
     def _take(self, name: str, shape: tuple[int, ...]) -> RawTensor:

@@ -9,7 +9,8 @@ import torch
 
 from infer.runtime.config import ModelConfig
 from infer.runtime.models.base import Model, WeightLoader
-from infer.runtime.models.layers import Attention, DecoderLayer, GatedMLP
+from infer.runtime.models.layers import Attention, DecoderLayer, GatedMLP, LatentAttention, MoE
+from infer.runtime.models.moe import load_mlp, load_moe
 from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops, RopeTable, Value
 from infer.runtime.models.rope import rope_table
 
@@ -17,6 +18,7 @@ from infer.runtime.models.rope import rope_table
 class Decoder(Model):
     """pre_norms, post_norms: an RMS norm of what each branch reads, of what it adds. qk_norm: of q and k, per "head" or
     over the whole "width"; "" for none. fused: the file holds q, k and v as one matrix, gate and up as another.
+    sinks: a score without a value for each head. mlp_norm: name of the norm of what the MLP reads.
 
     A residual scale s costs nothing: the stream is kept divided by s, so that branches add to it as they are; an RMS
     norm of it is the same with eps / s². A logit scale goes into the weights of the last norm.
@@ -26,6 +28,8 @@ class Decoder(Model):
     post_norms = False
     qk_norm = ""
     fused = False
+    sinks = False
+    mlp_norm = "ffn_norm"
 
     def __init__(self, config: ModelConfig, loader: WeightLoader, positions: int) -> None:
         self.config = config
@@ -84,12 +88,14 @@ class Decoder(Model):
             attention_norm=norm(self.pre_norms, "attn_norm", self._stream_eps),
             attention=self._attention(loader, index, rope),
             post_attention_norm=norm(self.post_norms, "post_attention_norm", config.norm_eps),
-            mlp_norm=norm(self.pre_norms, "ffn_norm", self._stream_eps),
-            mlp=self._mlp(loader, name),
+            mlp_norm=norm(self.pre_norms, self.mlp_norm, self._stream_eps),
+            mlp=self._mlp(loader, index),
             post_mlp_norm=norm(self.post_norms, "post_ffw_norm", config.norm_eps),
         )
 
-    def _attention(self, loader: WeightLoader, index: int, rope: RopeTable | None) -> Attention:
+    def _attention(
+        self, loader: WeightLoader, index: int, rope: RopeTable | None
+    ) -> Attention | LatentAttention:
         config, name = self.config, f"blk.{index}.attn_"
         width, head_dim = config.embedding_length, config.head_dim
         q_width, kv_width = config.head_count * head_dim, config.head_count_kv * head_dim
@@ -110,16 +116,18 @@ class Decoder(Model):
             layer=index, heads=config.head_count, kv_heads=config.head_count_kv, head_dim=head_dim,
             scale=head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
             rope=rope, q_norm=q_norm, k_norm=k_norm, window=config.window(index), softcap=config.attention_softcap,
+            sinks=loader.vector(name + "sinks.weight", config.head_count) if self.sinks else None,
         )  # fmt: skip
         q_norm, k_norm = norms("width", q_width, kv_width)
         output = loader.linear(name + "output", width, q_width)
         return Attention(q=q, k=k, v=v, output=output, spec=spec, q_norm=q_norm, k_norm=k_norm)
 
-    def _mlp(self, loader: WeightLoader, name: str) -> GatedMLP:
-        width, inner = self.config.embedding_length, self.config.feed_forward_length
+    def _mlp(self, loader: WeightLoader, index: int) -> GatedMLP | MoE:
+        config, name = self.config, f"blk.{index}.ffn_"
+        width, inner, moe = config.embedding_length, config.feed_forward_length, config.moe
+        if moe is not None and index >= moe.leading_dense:
+            return load_moe(loader, index, config, moe)
         if self.fused:
-            gate, up = loader.split(name + "ffn_up", (inner, inner), width)
-        else:
-            gate, up = (loader.linear(f"{name}ffn_{part}", inner, width) for part in ("gate", "up"))
-        down = loader.linear(name + "ffn_down", width, inner)
-        return GatedMLP(gate, up, down, self.config.activation)
+            gate, up = loader.split(name + "up", (inner, inner), width)
+            return GatedMLP(gate, up, loader.linear(name + "down", width, inner), config.activation)
+        return load_mlp(loader, name + "{}", width, inner, config.activation)

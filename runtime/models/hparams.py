@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from infer.runtime.checkpoint.metadata import get_bool, get_float, get_int, get_list, get_str
-from infer.runtime.config import ModelConfig, RopeConfig
+from infer.runtime.config import ModelConfig, MoEConfig, RopeConfig
 from infer.runtime.errors import CheckpointError, UnsupportedModelError
 
 #: keys that say nothing about the maths
 DESCRIPTIVE = {"vocab_size", "attention.causal", "tensor_data_layout", "rope.scaling.finetuned"}
+#: `expert_gating_func` → MoEConfig.gate
+GATES = {1: "softmax", 2: "sigmoid", 3: "chosen_softmax"}
 SCALINGS = ("none", "linear", "yarn", "llama3", "longrope")
 
 
@@ -126,14 +128,51 @@ class HyperParameters:
             )
         return found
 
+    def moe(self, layers: int, *, gate: str = "softmax", normalize: bool = True) -> MoEConfig | None:
+        """The `expert_*` keys; None where the file has no experts. gate, normalize: where it does not say."""
+        experts = self.integer("expert_count", 0, low=0, high=4096)
+        used = self.integer("expert_used_count", 0, low=0, high=4096)
+        inner = self.integer("expert_feed_forward_length", self.integer("feed_forward_length"))
+        default = next(number for number, name in GATES.items() if name == gate)
+        number = self.integer("expert_gating_func", default, low=0)
+        groups = max(1, self.integer("expert_group_count", 1, low=0, high=4096))
+        groups_used = self.integer("expert_group_used_count", groups, low=0, high=4096) or groups
+        config = MoEConfig(
+            experts=experts,
+            used=used,
+            inner=inner,
+            shared=inner * self.integer("expert_shared_count", 0, low=0, high=4096),
+            leading_dense=self.integer("leading_dense_block_count", 0, low=0, high=layers),
+            gate=GATES.get(number, ""),
+            normalize=self.flag("expert_weights_norm", normalize),
+            scale=self.number("expert_weights_scale", 1.0),
+            groups=groups,
+            groups_used=groups_used,
+        )
+        if not experts:
+            return None
+        if not config.gate:
+            raise UnsupportedModelError(
+                f"metadata key {self.architecture}.expert_gating_func is {number}; "
+                f"supported: {', '.join(f'{n} ({name})' for n, name in GATES.items())}"
+            )
+        if experts % groups or groups_used > groups or not 1 <= used <= experts // groups * groups_used:
+            raise CheckpointError(
+                f"{used} of {experts} experts from {groups_used} of {groups} groups cannot be; use another file"
+            )
+        return config
+
     def _mark(self, key: str) -> str:
         name = f"{self.architecture}.{key}"
         self._known.add(name)
         return name
 
 
-def decoder_config(params: HyperParameters, vocab_size: int, *, pairing: str) -> ModelConfig:
-    """The keys every llama-like family has. vocab_size: rows of the embedding table."""
+def decoder_config(
+    params: HyperParameters, vocab_size: int, *, pairing: str, latent: bool = False
+) -> ModelConfig:
+    """The keys every llama-like family has. vocab_size: rows of the embedding table. latent: heads are the caller's to
+    work out, and values need not be as wide as keys."""
     heads = params.integer("attention.head_count", high=4096)
     width = params.integer("embedding_length")
     kv_heads = params.integer("attention.head_count_kv", heads, high=4096)
@@ -147,7 +186,7 @@ def decoder_config(params: HyperParameters, vocab_size: int, *, pairing: str) ->
         )
     head_dim = params.integer("attention.key_length", max(1, width // heads), high=4096)
     value_dim = params.integer("attention.value_length", head_dim, high=4096)
-    if value_dim != head_dim:
+    if value_dim != head_dim and not latent:
         raise UnsupportedModelError(
             f"heads of {head_dim} for keys and {value_dim} for values are not supported"
         )

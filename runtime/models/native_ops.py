@@ -19,13 +19,14 @@ from infer.quant.kernels.base import PackedWeight
 from infer.quant.kernels.native import ActBuffer, NativeKernel, NativeWeight
 from infer.runtime.batch import ForwardBatch
 from infer.runtime.kvcache.paged import PagedKVCache
-from infer.runtime.models.ops import AttentionSpec, Linear, Norm, Ops, RopeTable
+from infer.runtime.models.ops import AttentionSpec, Experts, Linear, Norm, Ops, RopeTable, Router
 
 if TYPE_CHECKING:
     from infer.runtime.models.base import Model
 
 PAIRINGS = {"adjacent": 0, "halves": 1}
-ACTIVATIONS = {"silu": abi.ACT_SILU, "gelu_tanh": abi.ACT_GELU_TANH}
+ACTIVATIONS = {"silu": abi.ACT_SILU, "gelu_tanh": abi.ACT_GELU_TANH, "swiglu_oai": abi.ACT_SWIGLU_OAI}
+GATES = {"softmax": abi.GATE_SOFTMAX, "sigmoid": abi.GATE_SIGMOID, "chosen_softmax": abi.GATE_CHOSEN_SOFTMAX}
 KV_TYPES = {"f16": abi.KV_F16, "bf16": abi.KV_BF16, "f32": abi.KV_F32, "int8": abi.KV_INT8}
 
 
@@ -79,10 +80,11 @@ class NativeOps(Ops):
         self._kernel = kernel
         self._caches = [
             abi.Kv(
-                k=keys.data_ptr(), v=values.data_ptr(), type=KV_TYPES[cache.kv_type],
+                k=keys.data_ptr(), v=None if cache.latent else values.data_ptr(), type=KV_TYPES[cache.kv_type],
                 k_scale=cache.key_scales[layer].data_ptr() if cache.key_scales else None,
                 v_scale=cache.value_scales[layer].data_ptr() if cache.value_scales else None,
-                kv_heads=keys.shape[1], head_dim=keys.shape[2], blocks=cache.blocks, stride=cache.block_bytes,
+                kv_heads=keys.shape[1], head_dim=keys.shape[2], value_dim=values.shape[3], blocks=cache.blocks,
+                stride=cache.block_bytes,
             )
             for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True))
         ]  # fmt: skip
@@ -125,7 +127,9 @@ class NativeOps(Ops):
         self._matmul(abi.MatmulOp(count=1, accumulate=1), x, (layer,), [residual])
         return residual
 
-    def attention(self, q: NativeValue, k: NativeValue, v: NativeValue, spec: AttentionSpec) -> NativeValue:
+    def attention(
+        self, q: NativeValue, k: NativeValue, v: NativeValue | None, spec: AttentionSpec
+    ) -> NativeValue:
         cache = ctypes.pointer(self._caches[spec.layer])
         norms = [spec.q_norm, spec.k_norm]
         eps = next((norm.eps for norm in norms if norm is not None), 0.0)
@@ -135,25 +139,53 @@ class NativeOps(Ops):
             self._recorder.ropes.append(rope)
         self._recorder.add(
             abi.RopeStoreOp(
-                q=q.floats(), k=k.floats(), v=v.floats(), q_norm=weights[0], k_norm=weights[1],
+                q=q.floats(), k=k.floats(), v=v and v.floats(), q_norm=weights[0], k_norm=weights[1],
                 cos=rope and rope.cos.data_ptr(), sin=rope and rope.sin.data_ptr(), kv=cache, eps=eps,
-                heads=spec.heads, rope_dim=rope.dim if rope else 0, pairing=PAIRINGS[rope.pairing] if rope else 1,
+                heads=spec.heads, norm_dim=spec.norm_dim, rope_at=spec.rope_at, rope_dim=rope.dim if rope else 0,
+                pairing=PAIRINGS[rope.pairing] if rope else 1,
             ),
             q.outputs, keep=spec,
         )  # fmt: skip
         op = abi.AttentionOp(
-            q=q.floats(),
-            kv=cache,
-            scale=spec.scale,
-            softcap=spec.softcap,
-            heads=spec.heads,
-            window=spec.window,
-        )
-        return self._emit(op, spec.heads * spec.head_dim, outputs=q.outputs, quantized=True)
+            q=q.floats(), sinks=_address(spec.sinks), kv=cache, scale=spec.scale, softcap=spec.softcap,
+            heads=spec.heads, window=spec.window,
+        )  # fmt: skip
+        width = spec.heads * (spec.latent_dim or spec.head_dim)
+        return self._emit(op, width, outputs=q.outputs, quantized=True)
+
+    def heads(self, x: NativeValue, weights: tuple[PackedWeight, ...]) -> NativeValue:
+        heads, (rows, columns) = len(weights), weights[0].shape
+        array = _array(weights)
+        op = abi.HeadsOp(x=x.floats(), w=array, heads=heads, width=x.width // heads)
+        return self._emit(op, x.width + heads * (rows - columns), outputs=x.outputs, keep=(array, weights))
 
     def glu(self, gate: NativeValue, up: NativeValue, activation: str) -> NativeValue:
         op = abi.GluOp(gate=gate.floats(), up=up.floats(), width=gate.width, act=ACTIVATIONS[activation])
         return self._emit(op, gate.width, outputs=gate.outputs, quantized=True)
+
+    def route(self, x: NativeValue, router: Router) -> NativeValue:
+        (logits,) = self.linear(x, router.layer)
+        rule = router.rule
+        op = abi.RouteOp(
+            logits=logits.floats(), bias=_address(router.bias), experts=rule.experts, used=rule.used,
+            groups=rule.groups, groups_used=rule.groups_used, gate=GATES[rule.gate], normalize=rule.normalize,
+            scale=rule.scale,
+        )  # fmt: skip
+        words = rule.used * ctypes.sizeof(abi.Choice) // 4
+        return self._emit(op, words, outputs=x.outputs, keep=router)
+
+    def experts(self, x: NativeValue, choices: NativeValue, experts: Experts) -> NativeValue:
+        weights = [_array(part) for part in (experts.gate, experts.up, experts.down)]
+        inputs = [part[0].elem for part in weights[:2]]
+        op = abi.ExpertsOp(
+            choices=choices.floats(),
+            acts=x.acts() or self._quantized(x) if abi.ELEM_CODES in inputs else None,
+            x=x.floats() if inputs != [abi.ELEM_CODES] * 2 else None,
+            gate=weights[0], up=weights[1], down=weights[2], gate_bias=_address(experts.gate_bias),
+            up_bias=_address(experts.up_bias), down_bias=_address(experts.down_bias), experts=len(experts.gate),
+            used=choices.width * 4 // ctypes.sizeof(abi.Choice), act=ACTIVATIONS[experts.activation],
+        )  # fmt: skip
+        return self._emit(op, experts.down[0].shape[0], outputs=x.outputs, keep=(weights, experts))
 
     def add(self, x: NativeValue, residual: NativeValue) -> NativeValue:
         self._recorder.add(abi.AddOp(x=x.floats(), y=residual.floats(), width=x.width), x.outputs)
@@ -174,7 +206,7 @@ class NativeOps(Ops):
         self, op: abi.Op, width: int, *, outputs: bool, quantized: bool = False, keep: object = None
     ) -> NativeValue:
         value = self._recorder.value(width, op, outputs, quantized=quantized)
-        if isinstance(op, abi.EmbedOp | abi.GatherOp):
+        if isinstance(op, abi.EmbedOp | abi.GatherOp | abi.RouteOp | abi.ExpertsOp | abi.HeadsOp):
             op.out = value.floats()
         self._recorder.add(op, outputs, keep)
         return value
@@ -189,7 +221,7 @@ class NativeOps(Ops):
             else:
                 op.x = x.floats()
             op.w[index] = ctypes.pointer(weight.struct)
-            op.bias[index] = None if layer.bias is None else layer.bias.data_ptr()
+            op.bias[index] = _address(layer.bias)
             op.out[index] = value.floats()
         self._recorder.add(op, x.outputs, keep=layers)
 
@@ -234,6 +266,14 @@ class _Recorder:
         value = NativeValue(width, buffers[0], buffers[1] if quantized else None, producer, outputs)
         weakref.finalize(value, free.append, buffers).atexit = False
         return value
+
+
+def _array(weights: tuple[PackedWeight, ...]) -> ctypes.Array[abi.Weight]:
+    return (abi.Weight * len(weights))(*(_native(weight).struct for weight in weights))
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _native(weight: PackedWeight) -> NativeWeight:

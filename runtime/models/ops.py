@@ -15,6 +15,7 @@ import torch
 
 from infer.quant.kernels.base import PackedWeight
 from infer.runtime.batch import ForwardBatch
+from infer.runtime.config import MoEConfig
 
 if TYPE_CHECKING:
     from infer.runtime.models.base import Model
@@ -80,6 +81,9 @@ class AttentionSpec:
 
     window: positions visible to a query, itself included; 0 for all. softcap: scores become
     cap * tanh(score / cap); 0 for off. rope: None where positions are not encoded. q_norm, k_norm: of each head.
+    latent_dim: of latent attention, else 0: there are no values, the first so many dimensions of a key are its value
+    and what k_norm norms, and the rotated ones are the last. sinks: float32 [heads], a score of each head without a
+    value.
     """
 
     layer: int
@@ -92,6 +96,41 @@ class AttentionSpec:
     k_norm: Norm | None = None
     window: int = 0
     softcap: float = 0.0
+    latent_dim: int = 0
+    sinks: torch.Tensor | None = None
+
+    @property
+    def norm_dim(self) -> int:
+        """Dimensions of a head that q_norm and k_norm cover, from the first on."""
+        return self.latent_dim or self.head_dim
+
+    @property
+    def rope_at(self) -> int:
+        """The first rotated dimension of a head."""
+        return self.head_dim - self.rope.dim if self.latent_dim and self.rope else 0
+
+
+@dataclass(frozen=True)
+class Router:
+    """The layer whose outputs score the experts, and the rule that chooses among them (MoEConfig). bias: float32
+    [experts], added to the scores for the choice only (arXiv 2408.15664)."""
+
+    layer: Linear
+    rule: MoEConfig
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A gated MLP for each expert, [experts] weights each; the biases float32 [experts, rows]."""
+
+    gate: tuple[PackedWeight, ...]
+    up: tuple[PackedWeight, ...]
+    down: tuple[PackedWeight, ...]
+    activation: str = "silu"
+    gate_bias: torch.Tensor | None = None
+    up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
 
 
 class Ops(abc.ABC):
@@ -115,12 +154,26 @@ class Ops(abc.ABC):
         """residual + layer(x). The residual is consumed: it may be changed in place."""
 
     @abc.abstractmethod
-    def attention(self, q: Value, k: Value, v: Value, spec: AttentionSpec) -> Value:
-        """Norm and rotate q and k, write k and v to the cache, attend: [T, heads * head_dim]."""
+    def attention(self, q: Value, k: Value, v: Value | None, spec: AttentionSpec) -> Value:
+        """Norm and rotate q and k, write k and v to the cache, attend: [T, heads * head_dim], or heads * latent_dim."""
+
+    @abc.abstractmethod
+    def heads(self, x: Value, weights: tuple[PackedWeight, ...]) -> Value:
+        """Each head of x by its matrix [N, K]: [T, heads * (K + rest)] → [T, heads * (N + rest)]; what a head has
+        beyond its first K elements stays as it is."""
 
     @abc.abstractmethod
     def glu(self, gate: Value, up: Value, activation: str) -> Value:
-        """activation(gate) * up; "silu" or "gelu_tanh"."""
+        """activation(gate) * up; "silu" or "gelu_tanh". "swiglu_oai" (gpt-oss): (up + 1) * gate * sigmoid(1.702 gate)
+        with gate at most 7 and up within ±7."""
+
+    @abc.abstractmethod
+    def route(self, x: Value, router: Router) -> Value:
+        """The experts of each row, in ascending order, with their weights; of equal scores the lowest number wins."""
+
+    @abc.abstractmethod
+    def experts(self, x: Value, choices: Value, experts: Experts) -> Value:
+        """The weighted sum of each row's experts, in ascending order: [T, K]."""
 
     @abc.abstractmethod
     def add(self, x: Value, residual: Value) -> Value:

@@ -1,4 +1,4 @@
-"""Qwen 3, dense (arXiv 2505.09388): llama's layers with an RMS norm of every head of q and k."""
+"""Qwen 3 (arXiv 2505.09388): llama's layers with an RMS norm of every head of q and k; qwen3moe with experts."""
 
 from __future__ import annotations
 
@@ -15,4 +15,5 @@ class Qwen3(Decoder):
     @staticmethod
     def read_config(params: HyperParameters, vocab_size: int) -> ModelConfig:
         config = decoder_config(params, vocab_size, pairing="halves")
-        return replace(config, windows=params.windows(config.block_count, period=0))
+        windows = params.windows(config.block_count, period=0)
+        return replace(config, windows=windows, moe=params.moe(config.block_count))

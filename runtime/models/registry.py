@@ -18,10 +18,13 @@ ARCHITECTURES = {
     "llama": ("llama", "Llama"),
     "qwen2": ("llama", "Llama"),
     "qwen3": ("qwen3", "Qwen3"),
+    "deepseek2": ("deepseek2", "DeepSeek2"),
+    "qwen3moe": ("qwen3", "Qwen3"),
     "gemma2": ("gemma2", "Gemma2"),
     "gemma3": ("gemma3", "Gemma3"),
     "phi3": ("phi3", "Phi3"),
     "olmo2": ("olmo2", "Olmo2"),
+    "gpt-oss": ("gpt_oss", "GptOss"),
     "granite": ("granite", "Granite"),
     "smollm3": ("smollm3", "SmolLM3"),
 }

@@ -55,8 +55,10 @@ def _yarn(config: RopeConfig, inverse: torch.Tensor) -> tuple[torch.Tensor, floa
     def dimension(turns: float) -> float:
         return config.dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.base))
 
-    low = max(math.floor(dimension(config.beta_fast)), 0)
-    high = min(math.ceil(dimension(config.beta_slow)), config.dim - 1)
+    low, high = dimension(config.beta_fast), dimension(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.dim - 1)
     ramp = (torch.arange(len(inverse), dtype=torch.float64) - low) / max(high - low, 1e-3)
     keep = 1 - ramp.clamp(0, 1)
     magnitude = config.attention_factor

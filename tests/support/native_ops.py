@@ -89,21 +89,26 @@ def bf16_value(bits: np.ndarray) -> np.ndarray:
 
 
 class Cache:
-    """Paged K and V full of NaN (or, as int8, of scales that are NaN)."""
+    """Paged K and V full of NaN (or, as int8, of scales that are NaN). latent: dimensions of a key that are its value,
+    0 where values are stored."""
 
-    def __init__(self, kind: str, kv_heads: int, head_dim: int, blocks: int) -> None:
+    def __init__(self, kind: str, kv_heads: int, head_dim: int, blocks: int, latent: int = 0) -> None:
         self.kind = kind
+        self.latent = latent
         nan = {"f16": 0x7E00, "bf16": 0x7FC0, "f32": np.nan, "int8": 77}[kind]
         self.k = np.full((blocks, kv_heads, head_dim, 64), nan, KV_DTYPES[kind])
         self.v = np.full((blocks, kv_heads, 64, head_dim), nan, KV_DTYPES[kind])
         self.k_scale = np.full((blocks, kv_heads, 64), np.nan, np.float32)
         self.v_scale = np.full((blocks, kv_heads, 64), np.nan, np.float32)
-        scales = (address(self.k_scale), address(self.v_scale)) if kind == "int8" else (None, None)
-        shape = (KV_TYPES[kind], kv_heads, head_dim, blocks)
-        self.struct = Kv(address(self.k), address(self.v), *scales, *shape)
+        self.struct = Kv(
+            k=address(self.k), v=None if latent else address(self.v), type=KV_TYPES[kind], kv_heads=kv_heads,
+            head_dim=head_dim, value_dim=latent or head_dim, blocks=blocks,
+        )  # fmt: skip
+        if kind == "int8":
+            self.struct.k_scale, self.struct.v_scale = address(self.k_scale), address(self.v_scale)
 
     def values(self, table: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """float64 K and V of a sequence, [kv_heads, length, head_dim]."""
+        """float64 K and V of a sequence, [kv_heads, length, head_dim or latent]."""
         both = []
         for stored, scale in ((self.k.swapaxes(2, 3), self.k_scale), (self.v, self.v_scale)):
             x = stored[table]
@@ -116,7 +121,7 @@ class Cache:
             else:
                 wide = x.astype(np.float64)
             both.append(wide.swapaxes(0, 1).reshape(x.shape[1], -1, x.shape[-1])[:, :length])
-        return both[0], both[1]
+        return both[0], both[0][..., : self.latent] if self.latent else both[1]
 
     def contents(self) -> list[np.ndarray]:
         return [self.k, self.v] + ([self.k_scale, self.v_scale] if self.kind == "int8" else [])

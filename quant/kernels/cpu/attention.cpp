@@ -27,12 +27,12 @@ struct plan {
 
 int64_t round_line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 int64_t round_lanes(int64_t count) { return (count + ATTENTION_LANES - 1) / ATTENTION_LANES * ATTENTION_LANES; }
-int64_t partial_floats(const infer_kv *kv, int32_t rows) { return rows * (round_lanes(kv->head_dim) + 2); }
+int64_t partial_floats(const infer_kv *kv, int32_t rows) { return rows * (round_lanes(kv->value_dim) + 2); }
 int32_t first_chunk(const attention_tile *tile) { return tile->first / ATTENTION_CHUNK; }
 int32_t chunk_count(const attention_tile *tile) { return tile->last / ATTENTION_CHUNK - first_chunk(tile) + 1; }
 
 attention_partial partial_at(float *base, const infer_kv *kv, int32_t rows) {
-  float *m = base + rows * round_lanes(kv->head_dim);
+  float *m = base + rows * round_lanes(kv->value_dim);
   return {base, m, m + rows};
 }
 
@@ -45,8 +45,9 @@ void write_rows(const plan *p, const attention_tile *tile, attention_partial sum
   for (int r = 0; r < tile->rows; r++) {
     int row = tile->row0 + r;
     int64_t token = tile->token0 + row / tile->group, head = (int64_t)tile->kv_head * tile->group + row % tile->group;
-    float *out = p->out + (token * p->op->heads + head) * kv->head_dim;
-    p->kernels->ops->normalize(sum.o + r * round_lanes(kv->head_dim), sum.l[r], out, kv->head_dim);
+    float *out = p->out + (token * p->op->heads + head) * kv->value_dim;
+    const float *sink = p->op->sinks ? p->op->sinks + head : NULL;
+    p->kernels->ops->normalize(sum.o + r * round_lanes(kv->value_dim), sum.m[r], sum.l[r], sink, out, kv->value_dim);
   }
 }
 
@@ -62,7 +63,7 @@ void run_tile(void *context, int32_t job, int32_t worker) {
   p->kernels->ops->attend(tile, chunk, sum, rest);
   for (int32_t i = 1; i < chunks; i++) {
     p->kernels->ops->attend(tile, chunk + i, next, rest);
-    p->kernels->ops->merge(sum, next, tile->rows, kv->head_dim);
+    p->kernels->ops->merge(sum, next, tile->rows, kv->value_dim);
   }
   write_rows(p, tile, sum);
 }
@@ -80,13 +81,13 @@ void merge_tile(void *context, int32_t job, int32_t) {
   const attention_tile *tile = p->tiles + job;
   attention_partial sum = part_of(p, p->first_part[job]);
   for (int32_t part = p->first_part[job] + 1; part < p->first_part[job + 1]; part++)
-    p->kernels->ops->merge(sum, part_of(p, part), tile->rows, p->op->kv->head_dim);
+    p->kernels->ops->merge(sum, part_of(p, part), tile->rows, p->op->kv->value_dim);
   write_rows(p, tile, sum);
 }
 
 void quantize_token(void *context, int32_t job, int32_t) {
   const plan *p = (const plan *)context;
-  p->kernels->matmul->quantize_row(p->out + (int64_t)job * p->op->heads * p->op->kv->head_dim, p->op->acts, job);
+  p->kernels->matmul->quantize_row(p->out + (int64_t)job * p->op->heads * p->op->kv->value_dim, p->op->acts, job);
 }
 
 /* Tiles of a sequence's queries for one kv head. */
@@ -119,7 +120,7 @@ int64_t fill_tiles(plan *p) {
       for (int32_t head = 0; head < kv->kv_heads; head++) {
         *tile++ = {p->op, batch->block_tables + (int64_t)s * batch->max_blocks, positions, token0, context, head, group,
                    row0, row1 - row0, first, last};
-        work += (int64_t)(row1 - row0) * (last - first + 1) * kv->head_dim * 2;
+        work += (int64_t)(row1 - row0) * (last - first + 1) * (kv->head_dim + kv->value_dim);
       }
     }
   }
@@ -129,8 +130,8 @@ int64_t fill_tiles(plan *p) {
 }  // namespace
 
 int64_t infer_attention_scratch(const infer_kv *kv) {
-  int64_t dim = round_lanes(kv->head_dim);
-  int64_t tile = ATTENTION_ROWS * (INFER_KV_BLOCK + dim) + 2 * INFER_KV_BLOCK * dim;
+  int64_t dim = round_lanes(kv->head_dim), value_dim = round_lanes(kv->value_dim);
+  int64_t tile = ATTENTION_ROWS * (INFER_KV_BLOCK + dim) + INFER_KV_BLOCK * (dim + value_dim);
   return round_line((tile + 2 * partial_floats(kv, ATTENTION_ROWS)) * sizeof(float)) / sizeof(float);
 }
 
@@ -145,7 +146,7 @@ int32_t infer_attention(infer_pool *pool, const op_attention *op, const infer_ba
   p.scratch_bytes = infer_attention_scratch(kv) * sizeof(float);
   int64_t tiles = round_line(p.tile_count * (int64_t)sizeof(attention_tile));
   int64_t first_parts = round_line((p.tile_count + 1) * (int64_t)sizeof(int32_t));
-  int64_t out = op->out ? 0 : round_line((int64_t)batch->tokens * op->heads * kv->head_dim * (int64_t)sizeof(float));
+  int64_t out = op->out ? 0 : round_line((int64_t)batch->tokens * op->heads * kv->value_dim * (int64_t)sizeof(float));
   int64_t fixed = threads * p.scratch_bytes + tiles + first_parts + out;
   char *base = (char *)infer_workspace_get(space, fixed);
   if (!base) return -1;

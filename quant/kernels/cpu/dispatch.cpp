@@ -133,5 +133,8 @@ int64_t infer_sizeof(const char *type) {
   if (!strcmp(type, "op_glu")) return sizeof(op_glu);
   if (!strcmp(type, "op_add")) return sizeof(op_add);
   if (!strcmp(type, "op_gather")) return sizeof(op_gather);
+  if (!strcmp(type, "op_route")) return sizeof(op_route);
+  if (!strcmp(type, "op_experts")) return sizeof(op_experts);
+  if (!strcmp(type, "op_heads")) return sizeof(op_heads);
   return -1;
 }

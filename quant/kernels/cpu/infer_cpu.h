@@ -41,7 +41,7 @@
 extern "C" {
 #endif
 
-enum { INFER_ABI = 3, INFER_STRIP = 16, INFER_BLOCK = 32, INFER_KV_BLOCK = 64 };
+enum { INFER_ABI = 4, INFER_STRIP = 16, INFER_BLOCK = 32, INFER_KV_BLOCK = 64 };
 enum { SCALE_F16 = 0, SCALE_F32 = 1, SCALE_SUPER = 2 };
 /* ELEM_TABLE: 4-bit codes laid out as above, w[n][k] = table[code] * scale, rounded once, multiplied as a float weight. */
 enum { ELEM_CODES = 0, ELEM_F32 = 1, ELEM_F16 = 2, ELEM_BF16 = 3, ELEM_TABLE = 4 };
@@ -77,13 +77,13 @@ typedef struct {
 
 /* The K and V of one layer: `blocks` blocks of 64 positions.
  *   k [block][kv_head][head_dim][64]   transposed, so that 16 neighbouring positions fill a vector
- *   v [block][kv_head][64][head_dim]
+ *   v [block][kv_head][64][value_dim]     or NULL: a value is the first value_dim elements of its key (latent attention)
  * KV_INT8 adds f32 scales per head and position: k_scale, v_scale [block][kv_head][64].
  * stride: bytes from a block to the next in each of the arrays, for blocks that hold all layers; 0 for dense arrays. */
 typedef struct {
   void *k, *v;
   float *k_scale, *v_scale;
-  int32_t type, kv_heads, head_dim, blocks;
+  int32_t type, kv_heads, head_dim, value_dim, blocks;
   int64_t stride;
 } infer_kv;
 
@@ -102,8 +102,10 @@ typedef struct {
 /* A program is a sequence of these, each beginning with an op_head; `bytes` is the whole struct's size.
  * rows: 0 = batch->tokens rows, 1 = batch->outputs rows. */
 typedef struct { int32_t kind, bytes, rows, reserved; } op_head;
-enum { OP_EMBED = 1, OP_NORM, OP_QUANTIZE, OP_MATMUL, OP_ROPE_STORE, OP_ATTENTION, OP_GLU, OP_ADD, OP_GATHER };
-enum { ACT_SILU = 0, ACT_GELU_TANH = 1 };
+enum { OP_EMBED = 1, OP_NORM, OP_QUANTIZE, OP_MATMUL, OP_ROPE_STORE, OP_ATTENTION, OP_GLU, OP_ADD, OP_GATHER, OP_ROUTE,
+       OP_EXPERTS, OP_HEADS };
+enum { ACT_SILU = 0, ACT_GELU_TANH = 1, ACT_SWIGLU_OAI = 2 };
+enum { GATE_SOFTMAX = 0, GATE_SIGMOID = 1, GATE_CHOSEN_SOFTMAX = 2 };
 
 /* out[t] = table row ids[t], dequantized in float32, times scale */
 typedef struct { op_head head; const infer_weight *table; float *out; float scale; } op_embed;
@@ -123,9 +125,10 @@ typedef struct {
   int32_t count, accumulate;
   float softcap;           /* 0: off; else out = softcap * tanh(out / softcap) */
 } op_matmul;
-/* q [tokens][heads][head_dim], k and v [tokens][kv_heads][head_dim]: optional RMS norm per head (q_norm, k_norm of
- * head_dim, or NULL), rotation of the first rope_dim dimensions by cos/sin [position][rope_dim / 2] (pairing 0: (x0,x1),…;
- * 1: (x0, x[rope_dim/2]), …), q in place, k and v into the cache. */
+/* q [tokens][heads][head_dim], k and v [tokens][kv_heads][head_dim, value_dim]: optional RMS norm of the first norm_dim
+ * dimensions of each head (q_norm, k_norm of norm_dim, or NULL), rotation of rope_dim dimensions from rope_at on by
+ * cos/sin [position][rope_dim / 2] (pairing 0: (x0,x1),…; 1: (x0, x[rope_dim/2]), …), q and k in place, k and v into the
+ * cache; v is NULL where the cache has no values. */
 typedef struct {
   op_head head;
   float *q, *k, *v;
@@ -133,23 +136,57 @@ typedef struct {
   const float *cos, *sin;
   const infer_kv *kv;
   float eps;
-  int32_t heads, rope_dim, pairing;
+  int32_t heads, norm_dim, rope_at, rope_dim, pairing;
 } op_rope_store;
 /* softmax(scale * q k^T) v per head over positions max(0, p - window + 1) … p (window 0: all), online over blocks of 64
- * positions in ascending order; softcap on the scores if not 0. Heads share K and V: head h reads kv head h * kv_heads / heads. */
+ * positions in ascending order; softcap on the scores if not 0. Heads share K and V: head h reads kv head h * kv_heads / heads.
+ * sinks: e^(sinks[h] - largest score) is added to the sum that head h's values are divided by. */
 typedef struct {
   op_head head;
   const float *q;
-  float *out;              /* f32 [tokens][heads * head_dim], and/or */
+  const float *sinks;      /* [heads] or NULL */
+  float *out;              /* f32 [tokens][heads * value_dim], and/or */
   infer_acts *acts;
   const infer_kv *kv;
   float scale, softcap;
   int32_t heads, window;
 } op_attention;
-/* act(gate) * up → out and/or acts */
+/* act(gate) * up → out and/or acts; ACT_SWIGLU_OAI: with g = min(gate, 7), u = up held within ±7, (u + 1) * (g * sigmoid(1.702 g)) */
 typedef struct { op_head head; const float *gate, *up; float *out; infer_acts *acts; int32_t width, act; } op_glu;
 typedef struct { op_head head; const float *x; float *y; int32_t width; } op_add;          /* y += x */
 typedef struct { op_head head; const float *x; float *out; int32_t width; } op_gather;     /* out[i] = x[output_rows[i]] */
+
+/* Mixture of experts: which experts a row goes to, and with what weight. */
+typedef struct { int32_t expert; float weight; } infer_choice;
+/* score = e^(x - max) / sum of them (the sum as op_norm's, by expert % 16), 1 / (1 + e^-x), or x itself (GATE_CHOSEN_SOFTMAX).
+ * Selected are the `used` largest of score + bias, of the groups_used best groups of experts / groups neighbours; a group
+ * counts its largest, with GATE_SIGMOID the sum of its two largest. Of equals the lowest number comes first. The weight
+ * is the score without bias; GATE_CHOSEN_SOFTMAX: e^(x - max) / sum over the chosen. normalize: weight / (sum + 1e-20).
+ * Then times scale. Sums over the chosen are in ascending order of expert, which is also that of `out`. */
+typedef struct {
+  op_head head;
+  const float *logits;     /* [rows][experts] */
+  const float *bias;       /* [experts] or NULL */
+  infer_choice *out;       /* [rows][used] */
+  int32_t experts, used, groups, groups_used, gate, normalize;
+  float scale;
+} op_route;
+/* Per row: out = sum over its choices in order of fma(weight, down(act(gate(x)) * up(x)), sum), from 0; gate, up and down of
+ * the chosen expert as op_matmul and op_glu compute them, with biases if not NULL. gate, up and down are arrays of `experts`
+ * weights of one shape and form each. */
+typedef struct {
+  op_head head;
+  const infer_choice *choices; /* [rows][used] */
+  const infer_acts *acts;
+  const float *x;
+  const infer_weight *gate, *up, *down;
+  const float *gate_bias, *up_bias, *down_bias; /* [experts][n] or NULL */
+  float *out;                                   /* [rows][down->n] */
+  int32_t experts, used, act;
+} op_experts;
+/* Each head of a row by a matrix of its own: x [rows][heads][width] → out [rows][heads][w->n + width - w->k]: w[h] times the
+ * first w->k elements, then the others as they are. w: an array of `heads` weights of one shape and form. */
+typedef struct { op_head head; const float *x; const infer_weight *w; float *out; int32_t heads, width; } op_heads;
 
 int32_t infer_abi(void);
 const char *infer_isa(void);                       /* the instruction set in use: "avx512vnni+amx", "avx512vnni", "avxvnni", "avx2", "neon", "scalar" */

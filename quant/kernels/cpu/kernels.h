@@ -45,4 +45,16 @@ const infer_kernels *infer_active(void);
 /* out[i] = acts or x times w[i]^T for all weights of the op, `rows` rows. */
 void infer_matmul(infer_pool *pool, const op_matmul *op, int32_t rows);
 
+/* The product of one weight with rows [row0, row0 + rows) of inputs that several weights share. */
+typedef struct {
+  const infer_weight *w;
+  const float *bias; /* or NULL */
+  float *out;        /* of all rows */
+  int32_t row0, rows;
+  int32_t first_job, strips_per_job; /* filled in */
+} infer_group;
+
+/* The products of `count` groups in one parallel region; codes read acts, float weights x. */
+void infer_matmul_groups(infer_pool *pool, infer_group *groups, int32_t count, const infer_acts *acts, const float *x);
+
 #endif

@@ -45,7 +45,65 @@ void run_job(void *context, int32_t job, int32_t) {
   (tile.w->elem == ELEM_CODES ? plan->kernels->codes : plan->kernels->floats)(&tile);
 }
 
+struct group_plan {
+  const infer_group *groups;
+  int32_t count;
+  const infer_matmul_kernels *kernels;
+  const infer_acts *acts;
+  const float *x;
+};
+
+int32_t row_jobs(int32_t rows) { return divide_up(rows, JOB_ROWS); }
+
+void run_group_job(void *context, int32_t job, int32_t) {
+  const group_plan *plan = (const group_plan *)context;
+  int32_t low = 0, high = plan->count;
+  while (high - low > 1) {
+    int32_t middle = low + (high - low) / 2;
+    (plan->groups[middle].first_job <= job ? low : high) = middle;
+  }
+  const infer_group *group = plan->groups + low;
+  int32_t ranges = row_jobs(group->rows), within = job - group->first_job;
+  int32_t strip0 = within / ranges * group->strips_per_job, left = strips_of(group->w) - strip0;
+  int32_t row0 = within % ranges * JOB_ROWS, rows = group->rows - row0;
+  infer_tile tile = {};
+  tile.w = group->w;
+  tile.acts = plan->acts;
+  tile.x = plan->x;
+  tile.bias = group->bias;
+  tile.out = group->out;
+  tile.row0 = group->row0 + row0;
+  tile.rows = rows < JOB_ROWS ? rows : JOB_ROWS;
+  tile.strip0 = strip0;
+  tile.strips = left < group->strips_per_job ? left : group->strips_per_job;
+  (tile.w->elem == ELEM_CODES ? plan->kernels->codes : plan->kernels->floats)(&tile);
+}
+
+/* Strips that one job takes when there are few rows: a few microseconds of reading. */
+int64_t enough_strips(int32_t rows, int64_t bytes_per_strip) {
+  int64_t enough = rows > 8 ? JOB_STRIPS : JOB_BYTES / (bytes_per_strip + 1) + 1;
+  return enough < JOB_STRIPS ? enough : JOB_STRIPS;
+}
+
 }  // namespace
+
+void infer_matmul_groups(infer_pool *pool, infer_group *groups, int32_t count, const infer_acts *acts, const float *x) {
+  group_plan plan = {groups, count, infer_active()->matmul, acts, x};
+  int64_t tiles = 0, jobs = MOST_JOBS;
+  for (int32_t i = 0; i < count; i++) tiles += (int64_t)strips_of(groups[i].w) * row_jobs(groups[i].rows);
+  int64_t most = tiles / (4 * infer_pool_threads(pool));
+  for (int64_t factor = 1; jobs >= MOST_JOBS; factor *= 2) {
+    jobs = 0;
+    for (int32_t i = 0; i < count; i++) {
+      int64_t strips = enough_strips(groups[i].rows, strip_bytes(groups[i].w));
+      strips = factor * (most < 1 ? 1 : most < strips ? most : strips);
+      groups[i].strips_per_job = (int32_t)strips;
+      groups[i].first_job = (int32_t)jobs;
+      jobs += (int64_t)divide_up(strips_of(groups[i].w), strips) * row_jobs(groups[i].rows);
+    }
+  }
+  infer_parallel(pool, (int32_t)jobs, run_group_job, &plan);
+}
 
 void infer_matmul(infer_pool *pool, const op_matmul *op, int32_t rows) {
   matmul_plan plan = {};

@@ -6,5 +6,5 @@
 #include "ops.inc"
 #include "attention.inc"
 
-extern const infer_op_kernels infer_ops_avx512 = {norm, glu, add_to, rope_store, attend, merge, normalize};
+extern const infer_op_kernels infer_ops_avx512 = {norm, glu, add_to, add_scaled, route, rope_store, attend, merge, normalize};
 #endif

@@ -22,6 +22,9 @@ int32_t size_of(int32_t kind) {
     case OP_GLU: return sizeof(op_glu);
     case OP_ADD: return sizeof(op_add);
     case OP_GATHER: return sizeof(op_gather);
+    case OP_ROUTE: return sizeof(op_route);
+    case OP_EXPERTS: return sizeof(op_experts);
+    case OP_HEADS: return sizeof(op_heads);
     default: return -1;
   }
 }
@@ -36,8 +39,8 @@ bool fits(const infer_acts *acts, int32_t rows, int64_t width) {
 
 bool kv_valid(const infer_kv *kv, int32_t heads) {
   return kv && kv->kv_heads > 0 && kv->head_dim > 0 && kv->head_dim % 2 == 0 && heads > 0 &&
-         heads % kv->kv_heads == 0 && kv->type >= KV_F16 && kv->type <= KV_INT8 &&
-         (kv->type != KV_INT8 || (kv->k_scale && kv->v_scale));
+         heads % kv->kv_heads == 0 && kv->value_dim > 0 && (kv->v || kv->value_dim <= kv->head_dim) && kv->type >= KV_F16 && kv->type <= KV_INT8 &&
+         (kv->type != KV_INT8 || (kv->k_scale && (kv->v_scale || !kv->v)));
 }
 
 bool within(const int32_t *values, int32_t count, int32_t limit) {
@@ -74,6 +77,24 @@ bool weights_valid(const op_matmul *op, int32_t rows) {
   return true;
 }
 
+bool inputs_fit(const infer_weight *w, const infer_acts *acts, const float *x, int32_t rows) {
+  return w && w->n > 0 && w->k > 0 && (w->elem == ELEM_CODES ? acts && fits(acts, rows, w->k) : x != NULL);
+}
+
+bool route_valid(const op_route *op) {
+  if (op->experts < 1 || op->groups < 1 || op->experts % op->groups) return false;
+  if (op->groups_used < 1 || op->groups_used > op->groups) return false;
+  return op->used >= 1 && op->used <= op->experts / op->groups * op->groups_used && op->gate >= GATE_SOFTMAX &&
+         op->gate <= GATE_CHOSEN_SOFTMAX;
+}
+
+bool experts_valid(const op_experts *op, int32_t rows) {
+  if (op->experts < 1 || op->used < 1 || op->used > op->experts || op->act < ACT_SILU || op->act > ACT_SWIGLU_OAI) return false;
+  return inputs_fit(op->gate, op->acts, op->x, rows) && inputs_fit(op->up, op->acts, op->x, rows) && op->down &&
+         op->up->k == op->gate->k && op->up->n == op->gate->n && op->down->k == op->gate->n && op->down->n > 0 &&
+         (op->down->elem != ELEM_CODES || op->down->k % INFER_BLOCK == 0);
+}
+
 /* Whether an operation, whose size is right, can run on this batch without leaving the buffers it describes. */
 bool valid(const op_head *head, const infer_batch *batch) {
   int32_t rows = rows_of(head, batch);
@@ -95,19 +116,27 @@ bool valid(const op_head *head, const infer_batch *batch) {
     case OP_ROPE_STORE: {
       const op_rope_store *op = (const op_rope_store *)head;
       return head->rows == 0 && kv_valid(op->kv, op->heads) && op->rope_dim >= 0 && op->rope_dim % 2 == 0 &&
-             op->rope_dim <= op->kv->head_dim && within(batch->positions, batch->tokens, INT32_MAX) &&
+             op->rope_at >= 0 && op->rope_dim <= op->kv->head_dim - op->rope_at && op->norm_dim >= 0 &&
+             op->norm_dim <= op->kv->head_dim && (op->v || !op->kv->v) && within(batch->positions, batch->tokens, INT32_MAX) &&
              slots_valid(batch, op->kv->blocks);
     }
     case OP_ATTENTION: {
       const op_attention *op = (const op_attention *)head;
       return head->rows == 0 && kv_valid(op->kv, op->heads) && tables_valid(batch, op->kv->blocks) &&
-             fits(op->acts, rows, (int64_t)op->heads * op->kv->head_dim);
+             fits(op->acts, rows, (int64_t)op->heads * op->kv->value_dim);
     }
     case OP_GLU: {
       const op_glu *op = (const op_glu *)head;
-      return op->width > 0 && fits(op->acts, rows, op->width) && (op->act == ACT_SILU || op->act == ACT_GELU_TANH);
+      return op->width > 0 && fits(op->acts, rows, op->width) && op->act >= ACT_SILU && op->act <= ACT_SWIGLU_OAI;
     }
     case OP_GATHER: return within(batch->output_rows, batch->outputs, batch->tokens);
+    case OP_ROUTE: return route_valid((const op_route *)head);
+    case OP_EXPERTS: return experts_valid((const op_experts *)head, rows);
+    case OP_HEADS: {
+      const op_heads *op = (const op_heads *)head;
+      return op->heads > 0 && op->w && op->w->n > 0 && op->w->k > 0 && op->width >= op->w->k &&
+             (op->w->elem != ELEM_CODES || op->w->k % INFER_BLOCK == 0);
+    }
     default: return true;
   }
 }
@@ -155,6 +184,7 @@ void run_row(const row_job *job, int64_t row, float *scratch) {
       acts = op->acts, result = op->x + row * op->width;
       break;
     }
+    case OP_ROUTE: kernels->ops->route((const op_route *)job->head, row, scratch); break;
     case OP_ADD: {
       const op_add *op = (const op_add *)job->head;
       kernels->ops->add(op->x + row * op->width, op->y + row * op->width, op->width);
@@ -189,6 +219,11 @@ void row_cost(const op_head *head, int64_t *width, int64_t *scratch) {
     case OP_GLU: *width = *scratch = ((const op_glu *)head)->width; return;
     case OP_QUANTIZE: *width = ((const op_quantize *)head)->width; return;
     case OP_ADD: *width = ((const op_add *)head)->width; return;
+    case OP_ROUTE: {
+      const op_route *op = (const op_route *)head;
+      *width = (int64_t)op->experts * op->used, *scratch = infer_route_scratch(op);
+      return;
+    }
     case OP_GATHER: *width = ((const op_gather *)head)->width; return;
     default: {
       const op_rope_store *op = (const op_rope_store *)head;
@@ -219,6 +254,8 @@ int32_t run_row_op(infer_pool *pool, const op_head *head, const infer_batch *bat
 
 int64_t infer_rope_scratch(const op_rope_store *op) { return 2 * (int64_t)op->rope_dim + op->kv->head_dim; }
 
+int64_t infer_route_scratch(const op_route *op) { return 3 * (((int64_t)op->experts + 15) / 16 * 16) + 2 * (int64_t)op->groups; }
+
 void *infer_workspace_get(infer_workspace *space, int64_t bytes) {
   if (bytes > space->bytes) {
     free(space->base);
@@ -246,6 +283,8 @@ int32_t infer_run(infer_pool *pool, const void *program, int64_t bytes, const in
     const op_head *head = (const op_head *)((const char *)program + at);
     switch (head->kind) {
       case OP_MATMUL: infer_matmul(pool, (const op_matmul *)head, rows_of(head, batch)); break;
+      case OP_EXPERTS: failed = infer_experts(pool, (const op_experts *)head, rows_of(head, batch), &space); break;
+      case OP_HEADS: failed = infer_heads(pool, (const op_heads *)head, rows_of(head, batch), &space); break;
       case OP_ATTENTION: failed = infer_attention(pool, (const op_attention *)head, batch, &space); break;
       default: failed = run_row_op(pool, head, batch, &space);
     }
