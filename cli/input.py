@@ -88,12 +88,17 @@ def join(parts: Sequence[str], *, raw: bool) -> str:
 
 
 def checked_argument(what: str, text: str) -> str:
-    """The text, or UsageError when the shell handed over bytes that are not UTF-8 (surrogates in Python)."""
+    """The text as UTF-8, whatever the locale. Raises UsageError for bytes that are not (surrogates in Python)."""
     try:
         text.encode("utf-8")
+        return text
     except UnicodeEncodeError as error:
-        raise UsageError(f"{what} is not UTF-8 text (character {error.start + 1}): re-encode it") from None
-    return text
+        try:
+            return os.fsencode(text).decode("utf-8")  # in the C locale Python takes arguments for ASCII
+        except ValueError:
+            raise UsageError(
+                f"{what} is not UTF-8 text (character {error.start + 1}): re-encode it"
+            ) from None
 
 
 def decode(data: bytes, name: str, raw: bool, notes: Notes) -> str:

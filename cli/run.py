@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -95,6 +96,7 @@ def run(
       infer run -t summarize --var lang=English -f text.txt
     """
     check(options)
+    options = checked_texts(options)
     notes = Notes(quiet=options.quiet, verbose=options.verbose)
     engine = session.engine_config(options)
     seed = draw_seed() if options.seed is None else options.seed
@@ -152,9 +154,13 @@ def check(options: RunOptions) -> None:
         raise clash("truncate", f"must be {HEAD} or {TAIL}, not {options.truncate!r}")
     conversation.check(options)
     thinking.check(options)
-    for name in ("system", "prefill"):
-        if getattr(options, name):
-            checked_argument(options.origin(name), getattr(options, name))
+
+
+def checked_texts(options: RunOptions) -> RunOptions:
+    """The options with texts that are UTF-8. Raises UsageError."""
+    texts = {name: getattr(options, name) for name in ("system", "prefill") if getattr(options, name)}
+    texts = {name: checked_argument(options.origin(name), text) for name, text in texts.items()}
+    return dataclasses.replace(options, **texts)
 
 
 def open_answer(options: RunOptions) -> Answer:

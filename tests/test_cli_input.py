@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infer.cli import input as cli_input
-from infer.cli.input import PromptInput, decode, join, read_prompt
+from infer.cli.input import PromptInput, checked_argument, decode, join, read_prompt
 from infer.cli.render import Notes
 from infer.runtime.errors import UsageError
 
@@ -189,3 +189,10 @@ def test_fifos_are_files(tmp_path: Path) -> None:
 def test_an_empty_file_name_is_named() -> None:
     with pytest.raises(UsageError, match="--file is empty"):
         read_prompt(PromptInput(["", "b"]), NOTES)
+
+
+def test_an_argument_in_the_c_locale_is_utf8_all_the_same() -> None:
+    text = "größe".encode().decode("ascii", "surrogateescape")
+    assert checked_argument("the prompt", text) == "größe"
+    with pytest.raises(UsageError, match="the prompt is not UTF-8"):
+        checked_argument("the prompt", "\udcff")

@@ -160,3 +160,9 @@ def test_removal_waits_for_no_download(dirs: DataDirs) -> None:
         pytest.raises(ModelError, match="is being downloaded"),
     ):
         local.remove(NAME, dirs, (ENTRY,))
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platformdirs.user_state_dir", lambda *args, **kwargs: "~/.local/state/infer")
+    with pytest.raises(UsageError, match="no home folder: set INFER_HOME"):
+        DataDirs.from_home()

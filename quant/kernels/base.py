@@ -25,7 +25,7 @@ KERNELS = {
     "bnb": "bnb_kernel",
 }  # fmt: skip
 
-CHUNK_BYTES = 4 << 20  # stored bytes read and decoded at a time
+CHUNK_BYTES = 1 << 20  # stored bytes read and decoded at a time
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.kvcache.window import first_visible
 
+QUERIES = 128  # at a time: the scores of 512 against a long context would be the largest tensor of a step
+
 
 class DenseAttention(AttentionBackend):
     name = "torch"
@@ -23,29 +25,46 @@ class DenseAttention(AttentionBackend):
         starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
         for index, length in enumerate(lengths):
             first, last = starts[index], starts[index + 1]
-            rows = last - first
-            begin = first_visible(length - rows, window) * BLOCK_SIZE
+            begin = first_visible(length - (last - first), window) * BLOCK_SIZE
             table = batch.block_tables[index, begin // BLOCK_SIZE : -(-length // BLOCK_SIZE)].long()
-            keys, values = cache.gather(layer, table, length - begin)
-            kv_heads, group = keys.shape[0], q.shape[1] // keys.shape[0]
-            # [kv_heads, group * rows, head_dim]: the heads that share keys go through one product
-            query = q[first:last].transpose(0, 1).reshape(kv_heads, group * rows, -1)
-            scores = torch.bmm(query, keys.to(query.dtype)) * scale
-            if softcap:
-                scores = softcap * torch.tanh(scores / softcap)
-            scores = scores.view(kv_heads, group, rows, length - begin)
-            if rows > 1 or window:
-                query_at = torch.arange(length - rows, length, device=q.device).unsqueeze(1)
-                key_at = torch.arange(begin, length, device=q.device)
-                hidden = key_at > query_at
-                if window:
-                    hidden |= key_at <= query_at - window
-                scores.masked_fill_(hidden, float("-inf"))
-            if sinks is not None:
-                sink = sinks.view(kv_heads, group, 1, 1).expand(-1, -1, rows, 1)
-                scores = torch.cat((scores, sink), dim=-1)
-            weights = torch.softmax(scores, dim=-1)[..., : length - begin]
-            weights = weights.reshape(kv_heads, group * rows, length - begin)
-            mixed = torch.bmm(weights, values.to(weights.dtype))
-            out[first:last] = mixed.view(kv_heads * group, rows, -1).transpose(0, 1)
+            keys, values = (part.to(q.dtype) for part in cache.gather(layer, table, length - begin))
+            for start in range(first, last, QUERIES):
+                stop = min(start + QUERIES, last)
+                end = length - (last - stop)  # positions that the last of these queries sees
+                visible = keys[..., : end - begin], values[:, : end - begin]
+                scores = _scores(q[start:stop], visible[0], scale, softcap)
+                if stop - start > 1 or window:
+                    scores.masked_fill_(
+                        _hidden(range(end - (stop - start), end), range(begin, end), window, q.device),
+                        float("-inf"),
+                    )
+                out[start:stop] = _mixed(scores, visible[1], sinks)
         return out
+
+
+def _scores(q: torch.Tensor, keys: torch.Tensor, scale: float, softcap: float) -> torch.Tensor:
+    """q [rows, heads, head_dim], keys [kv_heads, head_dim, length] → [kv_heads, heads / kv_heads, rows, length]; the
+    heads that share keys go through one product."""
+    rows, heads, _ = q.shape
+    kv_heads = keys.shape[0]
+    scores = torch.bmm(q.transpose(0, 1).reshape(kv_heads, heads // kv_heads * rows, -1), keys).mul_(scale)
+    if softcap:
+        scores = torch.tanh_(scores.div_(softcap)).mul_(softcap)
+    return scores.view(kv_heads, -1, rows, keys.shape[2])
+
+
+def _hidden(queries: range, keys: range, window: int, device: torch.device) -> torch.Tensor:
+    """bool [queries, keys]: the positions a query does not see."""
+    query_at = torch.arange(queries.start, queries.stop, device=device).unsqueeze(1)
+    key_at = torch.arange(keys.start, keys.stop, device=device)
+    hidden = key_at > query_at
+    return hidden | (key_at <= query_at - window) if window else hidden
+
+
+def _mixed(scores: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """softmax(scores) v: [rows, heads, value_dim]."""
+    kv_heads, group, rows, length = scores.shape
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.view(kv_heads, group, 1, 1).expand(-1, -1, rows, 1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :length].reshape(kv_heads, group * rows, length)
+    return torch.bmm(weights, values).view(kv_heads * group, rows, -1).transpose(0, 1)

@@ -25,8 +25,8 @@ def swiglu_oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "silu": lambda gate, up: F.silu(gate) * up,
-    "gelu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+    "silu": lambda gate, up: F.silu(gate).mul_(up),
+    "gelu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh").mul_(up),
     "swiglu_oai": swiglu_oai,
 }
 Choices = tuple[torch.Tensor, torch.Tensor]  # of each row: experts int64 [T, used], weights float32 [T, used]
