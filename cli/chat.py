@@ -70,6 +70,11 @@ def chat(
 
     On a terminal, /help lists commands and keys. With NAME the conversation is kept; --continue goes on with the one
     used last. Through a pipe each line is a message and each answer ends with a line break.
+
+    Examples:
+      infer chat
+      infer chat trip -s "Be brief."
+      cat questions.txt | infer chat -q
     """
     options = _named(options, name)
     _check(options)

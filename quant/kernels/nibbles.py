@@ -4,8 +4,8 @@ A code of more than 4 bits is hi * 2^e + lo, with hi its upper four bits: two pl
 `lo` of 1 or 2 bits is kept at that size and spread to nibbles when it is used. Groups of 16 columns, which the product
 does not know, are two products over groups of 32, with the other half of each group's inputs set to zero.
 
-Scales are spread to torch's form once where the file has one number per group; products of two numbers (K-quants) are
-kept as they are, at a third of the size, and spread when they are used.
+Scales are spread to torch's form once where the file has one number per group of 32 or more. Products of two numbers
+(K-quants) and those of smaller groups are kept as they are, at half the size or less, and spread when they are used.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def pack_nibbles(source: WeightSource, first: QuantizedTensor, half: int) -> Nib
         if low_bits:
             low = _blocked(codes & ((1 << low_bits) - 1), half)
             planes[1].codes[blocks] = _narrowed(low, low_bits)
-    if factors.super_scales is None:
+    if factors.super_scales is None and first.group >= GROUP:
         return NibbleWeight(
             source.shape, first.group, block, planes, factors.scale_zeros(planes, slice(None))
         )

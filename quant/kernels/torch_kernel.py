@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import linear
 
 from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
-from infer.quant.kernels.nibbles import PANEL, NibbleWeight, half_block, pack_nibbles
+from infer.quant.kernels.nibbles import GROUP, PANEL, NibbleWeight, half_block, pack_nibbles
 from infer.quant.kernels.rows import RowWeight, gather_rows
 
 INT4_ROWS = 4  # up to here the int4 kernel is the faster way
@@ -34,7 +34,11 @@ class TorchKernel(WeightKernel):
         first = source.decode(0, min(source.shape[0], 1))
         if not self._half or isinstance(first, torch.Tensor) or first.table is not None:
             return gather_rows(source, self.device)
-        if source.shape[1] % max(32, first.group):
+        if source.shape[1] % max(GROUP, first.group):
+            return gather_rows(source, self.device)
+        if (
+            first.mins is not None and first.group < GROUP
+        ):  # Q2_K: its minimums, rounded, weigh more than its codes
             return gather_rows(source, self.device)
         return pack_nibbles(source, first, self._half)
 

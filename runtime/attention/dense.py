@@ -10,7 +10,7 @@ from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.kvcache.window import first_visible
 
-QUERIES = 128  # at a time: the scores of 512 against a long context would be the largest tensor of a step
+QUERIES = 64  # at a time: the scores of 512 against a long context would be the largest tensor of a step
 
 
 class DenseAttention(AttentionBackend):

@@ -164,8 +164,8 @@ class Ops(abc.ABC):
 
     @abc.abstractmethod
     def glu(self, gate: Value, up: Value, activation: str) -> Value:
-        """activation(gate) * up; "silu" or "gelu_tanh". "swiglu_oai" (gpt-oss): (up + 1) * gate * sigmoid(1.702 gate)
-        with gate at most 7 and up within ±7."""
+        """activation(gate) * up, consuming gate; "silu" or "gelu_tanh". "swiglu_oai" (gpt-oss):
+        (up + 1) * gate * sigmoid(1.702 gate) with gate at most 7 and up within ±7."""
 
     @abc.abstractmethod
     def route(self, x: Value, router: Router) -> Value:

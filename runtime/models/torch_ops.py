@@ -25,7 +25,7 @@ def swiglu_oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "silu": lambda gate, up: F.silu(gate).mul_(up),
+    "silu": lambda gate, up: F.silu(gate, inplace=True).mul_(up),
     "gelu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh").mul_(up),
     "swiglu_oai": swiglu_oai,
 }
