@@ -107,7 +107,9 @@ def run(
     with session.logging_to(notes), conversation.opened(options, notes) as talk:
         history: tuple[Turn, ...] = ()
         if talk is not None:
-            options, history = talk.applied(options), talk.history
+            options, history = checked_texts(talk.applied(options)), talk.history
+            engine = session.engine_config(options)
+            seed = seed if options.seed is None else options.seed
         path = session.locate(options, notes)
         with session.open_model(
             path, engine, chat_template=options.chat_template, pre=options.pre, notes=notes

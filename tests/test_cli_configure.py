@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import Infer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from infer.cli.toml_edit import edited
 
 Call = Callable[..., tuple[int, str, str]]
 
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 FULL = """\
 # head
 
@@ -216,3 +218,15 @@ def test_what_another_command_calls_the_same_is_not_meant(call: Call) -> None:
     call("set", "prefill", "Sure,")
     assert config.known()["file"].kind is list
     assert invoke(["bench", "-m", "/no/such.gguf"]) == 3
+
+
+def test_the_settings_of_a_sessions_model_come_with_it(scripted_infer: Infer, tmp_path: Path) -> None:
+    model = tmp_path / "own.gguf"
+    model.touch()
+    scripted_infer("config", "set", "--for", "own.gguf", "top_k", "7")
+    scripted_infer("config", "set", "--for", "own.gguf", "ctx", "99")
+    assert scripted_infer("run", "--session", "s", "-m", str(model), "hi", script={"template": TURNS})[0] == 0
+    assert scripted_infer("run", "--session", "s", "--temp", "0.5", "hi", script={"template": TURNS})[0] == 0
+    sampling = scripted_infer.model.engine.requests[0].sampling  # type: ignore[attr-defined]
+    assert (sampling.top_k, sampling.temperature) == (7, 0.5)
+    assert scripted_infer.model.engine_config.ctx == 99  # type: ignore[attr-defined]
