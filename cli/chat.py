@@ -15,6 +15,7 @@ import typer
 from infer.cli import config, conversation, session, signals
 from infer.cli.conversation import ConversationOptions
 from infer.cli.input import checked_argument
+from infer.cli.log import LogOptions
 from infer.cli.options import (
     ChatTemplateOptions,
     DialogOptions,
@@ -43,6 +44,7 @@ _CLOSE_S = 2.0  # for the cache to write what it holds
 class ChatOptions(
     DialogOptions,
     ConversationOptions,
+    LogOptions,
     ThinkOptions,
     StatsOptions,
     ChatTemplateOptions,

@@ -16,6 +16,7 @@ from infer.cli.signals import held
 from infer.runtime.errors import LogError, UsageError
 
 if TYPE_CHECKING:
+    from infer.runtime.generation import Generation
     from infer.runtime.store.log import Exchange
 
 _SWITCHES = {"on": True, "off": None}
@@ -34,6 +35,36 @@ class LogOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class _LogCommandOptions(JsonOptions, NoteOptions):
     """Flags of `infer log`."""
+
+
+def exchange(
+    generation: Generation,
+    *,
+    command: str,
+    model: str,
+    prompt: str,
+    seed: int,
+    system: str | None,
+    session: str | None,
+    prefill: str | None = None,
+) -> Exchange:
+    """What the log keeps of an answer, an interrupted one as "cancelled"."""
+    from infer.runtime.store.log import Exchange
+    from infer.runtime.store.session_format import now
+
+    return Exchange(
+        time=now(),
+        command=command,
+        model=model,
+        system=system or "",
+        prompt=prompt,
+        answer=(prefill or "") + generation.text,
+        finish=str(generation.finish_reason or "cancelled"),
+        session=session or "",
+        prompt_tokens=generation.stats.prompt_tokens,
+        completion_tokens=len(generation.ids),
+        seed=str(seed),
+    )
 
 
 def record(exchange: Exchange, notes: render.Notes) -> None:

@@ -131,7 +131,17 @@ def run(
                 )
             finally:
                 if options.log and keeper.generation is not None:
-                    log_answer(model, options, text, seed, keeper.generation, notes)
+                    kept = log.exchange(
+                        keeper.generation,
+                        command="run",
+                        model=model.name,
+                        prompt=text,
+                        seed=seed,
+                        system=options.system,
+                        session=options.session,
+                        prefill=options.prefill,
+                    )
+                    log.record(kept, notes)
     if peak := report.peak_memory():
         notes.detail(f"peak memory {peak / 2**20:.0f} MiB")
 
@@ -249,29 +259,6 @@ def empty_system(template: ChatTemplate, origin: str, notes: Notes) -> str | Non
             f"{origin} is empty, but {template.name} writes a system message of its own, which stays"
         )
     return "" if kind is DefaultSystem.REPLACED else None
-
-
-def log_answer(
-    model: LoadedModel, options: RunOptions, text: str, seed: int, generation: Generation, notes: Notes
-) -> None:
-    """Keep an answer in the log, an interrupted one as "cancelled"."""
-    from infer.runtime.store.log import Exchange
-    from infer.runtime.store.session_format import now
-
-    exchange = Exchange(
-        time=now(),
-        command="run",
-        model=model.name,
-        system=options.system or "",
-        prompt=text,
-        answer=(options.prefill or "") + generation.text,
-        finish=str(generation.finish_reason or "cancelled"),
-        session=options.session or "",
-        prompt_tokens=generation.stats.prompt_tokens,
-        completion_tokens=len(generation.ids),
-        seed=str(seed),
-    )
-    log.record(exchange, notes)
 
 
 class _Keeper:

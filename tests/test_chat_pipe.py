@@ -229,3 +229,15 @@ def test_going_on_at_the_terminal(home: Home) -> None:
     assert terminal.end() == 0
     terminal.close()
     assert home.texts("s")[::2] == ["from the pipe", "typed"]
+
+
+def test_answers_are_logged_when_asked_for(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert home.chat("one\ntwo\n", "trip", "--log", "-q", "-s", "Be brief.")[0] == 0
+    home.chat("three\n", "-q")
+    assert invoke(["log", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["exchanges"]
+    assert [(row["command"], row["session"], row["system"], row["prompt"]) for row in found] == [
+        ("chat", "trip", "Be brief.", "two"),
+        ("chat", "trip", "Be brief.", "one"),
+    ]
+    assert all(row["answer"] for row in found)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from infer.cli import config, input, report, session, thinking
+from infer.cli import config, input, log, report, session, thinking
 from infer.cli.output import Answer, ReaderGone, Relay
 from infer.cli.prompt import PromptEncoder, Turn, answer_room, turns_to_drop
 from infer.cli.render import Notes, say
@@ -142,8 +142,10 @@ class Chat:
             showing.finish(kept=kept)
         if showing.ended:
             showing.answering.check()
-        if kept and generation is not None and not isinstance(stop, ReaderGone):
-            self._report(generation, seed)
+        if kept and generation is not None:
+            self._log(text, seed, generation)
+            if not isinstance(stop, ReaderGone):
+                self._report(generation, seed)
         if stop is not None:
             self.ended = showing.pressed_again or not isinstance(stop, KeyboardInterrupt)
             if self.ended or not self.display.interactive:
@@ -163,6 +165,21 @@ class Chat:
     def forget_left_out(self) -> None:
         """Another conversation begins, or another model with its own context."""
         self._left_out = 0
+
+    def _log(self, text: str, seed: int, generation: Generation) -> None:
+        model = self.worker.model
+        if not self.options.log or model is None:
+            return
+        exchange = log.exchange(
+            generation,
+            command="chat",
+            model=model.name,
+            prompt=text,
+            seed=seed,
+            system=self.talk.session.system,
+            session=self.talk.name,
+        )
+        log.record(exchange, self.notes)
 
     def _report(self, generation: Generation, seed: int) -> None:
         model = self.worker.model

@@ -106,6 +106,7 @@ class NibbleWeight(PackedWeight):
 
     def matmul_int4(self, x: torch.Tensor) -> torch.Tensor:
         """x bfloat16 [M, K] → [M, N]."""
+        x = x.contiguous()
         out = x.new_zeros((x.shape[0], self.padded_rows))
         for rows in self.panels(PANEL if isinstance(self.scales, Factors) else self.padded_rows * x.shape[1]):
             self._add_int4(x, rows, out[:, rows])
