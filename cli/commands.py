@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -110,8 +111,11 @@ COMMANDS: Mapping[str, Line | Group] = {
 }
 
 
+_PLAIN = {int: re.compile(r"-?[0-9]{1,18}"), float: re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")}
+
+
 class _AsItIs:
-    """In place of typer's converter of a parameter, as far as there is nothing to convert."""
+    """In place of typer's converter of a parameter, as far as there is nothing to convert or a plain number."""
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         multiple = param.multiple or param.nargs == -1
@@ -120,12 +124,25 @@ class _AsItIs:
         texts = value if multiple and isinstance(value, list | tuple) else (value,)
         if param.type_descriptor.annotation in (str, list[str]) and all(isinstance(t, str) for t in texts):
             return list(value) if multiple else value
+        number = _number(value, param.type_descriptor.annotation)
+        if number is not None and not multiple:
+            return number
         param._runtime_param = None
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
+def _number(value: Any, kind: Any) -> int | float | None:
+    """value as an int or a float, whichever `kind` is; None for what typer has to judge."""
+    if kind not in (int, float) or type(value) not in (kind, str):
+        return None
+    if isinstance(value, str) and not _PLAIN[kind].fullmatch(value):
+        return None
+    found: int | float = kind(value)
+    return found
+
+
 class _Switches:
-    """typer imports pydantic (0.15 s) to convert texts to texts, and the None of what was not given: spare it that."""
+    """typer imports pydantic (0.15 s) to convert texts, numbers, and the None of what was not given: spare it that."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]

@@ -219,3 +219,13 @@ def test_every_ending_has_its_code(
         err = capsys.readouterr().err
         assert err.startswith(message)
         assert err.count("\n") == bool(message)
+
+
+def test_numbers_and_texts_need_no_pydantic(tmp_path: Path) -> None:
+    code = (
+        "import sys; from infer.cli.main import invoke;"
+        "invoke(['run', '-n', '1', '--temp', '0.5', '--seed=-1', '-m', '/nowhere', 'hi']);"
+        "sys.exit('pydantic' in sys.modules)"
+    )
+    done = run(home=tmp_path, code=code)
+    assert (done.returncode, "--seed must be" in done.stderr) == (0, True)
