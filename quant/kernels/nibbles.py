@@ -107,10 +107,18 @@ class NibbleWeight(PackedWeight):
     def matmul_int4(self, x: torch.Tensor) -> torch.Tensor:
         """x bfloat16 [M, K] → [M, N]."""
         x = x.contiguous()
-        out = x.new_zeros((x.shape[0], self.padded_rows))
-        for rows in self.panels(PANEL if isinstance(self.scales, Factors) else self.padded_rows * x.shape[1]):
-            self._add_int4(x, rows, out[:, rows])
-        return out[:, : self.shape[0]]
+        if isinstance(self.scales, Factors):
+            out = x.new_zeros((x.shape[0], self.padded_rows))
+            for rows in self.panels(PANEL):
+                self._add_int4(x, rows, out[:, rows])
+        else:
+            out, *others = (
+                _int4(x, plane.nibbles(plane.codes), self.group, scale_zero)
+                for plane, scale_zero in zip(self.planes, self.scales, strict=True)
+            )
+            for other in others:
+                out += other
+        return out if self.padded_rows == self.shape[0] else out[:, : self.shape[0]]
 
     def panels(self, weights: int) -> Iterator[slice]:
         """Ranges of whole blocks of rows, with about `weights` weights each."""
@@ -152,11 +160,9 @@ class NibbleWeight(PackedWeight):
     def _add_int4(self, x: torch.Tensor, rows: slice, out: torch.Tensor) -> None:
         blocks = self._blocks(rows)
         for plane, scale_zero in zip(self.planes, self._scale_zeros(rows), strict=True):
-            flat = plane.nibbles(plane.codes[blocks]).view(-1, x.shape[1] // 2)
+            nibbles = plane.nibbles(plane.codes[blocks])
             for inputs, scales in self._halves(x, scale_zero):
-                out += torch.ops.aten._weight_int4pack_mm_for_cpu(
-                    inputs, flat, max(self.group, GROUP), scales
-                )
+                out += _int4(inputs, nibbles, max(self.group, GROUP), scales)
 
     def _blocks(self, rows: slice) -> slice:
         return slice(rows.start // self.block, rows.stop // self.block)
@@ -187,6 +193,12 @@ class NibbleWeight(PackedWeight):
             masked = torch.zeros_like(grouped)
             masked[:, :, index] = grouped[:, :, index]
             yield masked.view_as(x), scale_zero[index::count].contiguous()
+
+
+def _int4(x: torch.Tensor, nibbles: torch.Tensor, group: int, scale_zero: torch.Tensor) -> torch.Tensor:
+    flat = nibbles.view(-1, x.shape[1] // 2)
+    product: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, flat, group, scale_zero)
+    return product
 
 
 def _product(fine: torch.Tensor, coarse: torch.Tensor | None, rows: slice | torch.Tensor) -> torch.Tensor:
