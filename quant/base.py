@@ -67,7 +67,7 @@ class QuantizedTensor:
         """uint8 [N, K], one code per byte."""
         if self.bits != 4:
             return self.codes
-        return torch.stack((self.codes & 15, self.codes >> 4), dim=-1).reshape(self.shape)
+        return unpack_nibbles(self.codes)
 
     def group_scales(self) -> torch.Tensor:
         """float32 [N, K // group]."""
@@ -219,6 +219,16 @@ def chunks(blocks: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         yield run, blocks[run]
 
 
+def decode_codes(
+    blocks: torch.Tensor, width: int, decode: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """uint8 [blocks, width]: what `decode` makes of the blocks, a run of them at a time."""
+    codes = torch.empty((blocks.shape[0], width), dtype=torch.uint8)
+    for run, some in chunks(blocks):
+        codes[run] = decode(some)
+    return codes
+
+
 def field(blocks: torch.Tensor, start: int, size: int, dtype: torch.dtype) -> torch.Tensor:
     """Bytes [start, start + size) of each block as numbers; a copy [blocks, size // itemsize]."""
     return blocks[:, start : start + size].clone(memory_format=torch.contiguous_format).view(dtype)
@@ -241,6 +251,11 @@ def interleave_nibbles(split: torch.Tensor) -> torch.Tensor:
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
     """4-bit codes, a byte each, [..., n] → [..., n // 2] as the internal form has them."""
     return codes[..., 0::2] | codes[..., 1::2] << 4
+
+
+def unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """The inverse: uint8 [..., n] → [..., 2n], low nibble first."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
 def two_bit_codes(packed: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from infer.quant.base import PlanarFormat, Plane, QuantizedTensor
+from infer.quant.base import PlanarFormat, Plane, QuantizedTensor, pack_nibbles
 
 BLOCK = 64
 # The quantiles of a normal distribution (QLoRA, appendix E), and sign, 2-bit exponent, 1-bit mantissa.
@@ -136,7 +136,7 @@ def quantize_table(weight: torch.Tensor, name: str = "NF4") -> QuantizedTensor:
         scales[rows] = grouped.abs().amax(-1)
         scaled = grouped * (1 / scales[rows].clamp(min=1e-38)).unsqueeze(-1)
         found = torch.bucketize(scaled, between, out_int32=True).to(torch.uint8).flatten(1)
-        codes[rows] = found[:, 0::2] | found[:, 1::2] << 4
+        codes[rows] = pack_nibbles(found)
     if not scales.isfinite().all():
         raise ValueError("the weights hold values that are not finite")
     return QuantizedTensor((n, k), 4, BLOCK, 0, codes, scales, table=table)

@@ -31,7 +31,7 @@ import functools
 
 import torch
 
-from infer.quant.base import SUPER, QuantFormat, QuantizedTensor, chunks, field
+from infer.quant.base import SUPER, QuantFormat, QuantizedTensor, chunks, field, unpack_nibbles
 from infer.quant.iquant_grids import grid
 
 # Eight codes are handled as one int64. No byte ever borrows from its neighbour: each result is in 0 … 255.
@@ -95,7 +95,7 @@ class IQ2XS(GridFormat):
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         words = field(blocks, 2, 64, torch.int16).int()
         negative = _even_signs()[(words >> 9) & 127]
-        return self.signed(_iq2_grid(self.name), words & 511, negative), _nibbles(blocks[:, 66:])
+        return self.signed(_iq2_grid(self.name), words & 511, negative), unpack_nibbles(blocks[:, 66:])
 
 
 class IQ2S(GridFormat):
@@ -104,7 +104,7 @@ class IQ2S(GridFormat):
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         index = _join(blocks[:, 2:34], blocks[:, 66:74], bits=2)
         negative = _signs()[blocks[:, 34:66].int()]
-        return self.signed(_iq2_grid(self.name), index, negative), _nibbles(blocks[:, 74:])
+        return self.signed(_iq2_grid(self.name), index, negative), unpack_nibbles(blocks[:, 74:])
 
 
 class IQ3XXS(GridFormat):
@@ -121,7 +121,7 @@ class IQ3S(GridFormat):
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         index = _join(blocks[:, 2:66], blocks[:, 66:74], bits=1)
         negative = _signs()[blocks[:, 74:106].int()]
-        return self.signed(_iq3_grid(self.name), index, negative), _nibbles(blocks[:, 106:])
+        return self.signed(_iq3_grid(self.name), index, negative), unpack_nibbles(blocks[:, 106:])
 
 
 class IQ1S(GridFormat):
@@ -143,7 +143,7 @@ class IQ1M(GridFormat):
         return bits.to(torch.int16).view(torch.float16)
 
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        nibbles = _nibbles(blocks[:, 32:48]).int()
+        nibbles = unpack_nibbles(blocks[:, 32:48]).int()
         index = blocks[:, :32].int() | (nibbles & 7) << 8
         words = field(blocks, 48, 8, torch.int16).int()
         steps = (words.unsqueeze(-1) >> torch.tensor([0, 3, 6, 9])) & 7
@@ -166,11 +166,6 @@ def _join(low: torch.Tensor, high: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 indices [blocks, n]: eight low bits, and above them `bits` bits out of `high`, lowest first."""
     above = (high.unsqueeze(-1).int() >> torch.arange(0, 8, bits)) & ((1 << bits) - 1)
     return low.int() | above.flatten(1) << 8
-
-
-def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """uint8 [blocks, n] → [blocks, 2n], low nibble first."""
-    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
 
 
 def _eighth(negative: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ from infer.quant.base import (
     QuantFormat,
     QuantizedTensor,
     chunks,
+    decode_codes,
     field,
     interleave_nibbles,
     pack_nibbles,
@@ -63,9 +64,7 @@ class Q2KFormat(KFormat):
     def decode(self, raw: torch.Tensor, shape: tuple[int, int]) -> QuantizedTensor:
         blocks = self.blocks(raw, shape)
         rows = shape[0]
-        codes = torch.empty((blocks.shape[0], 128), dtype=torch.uint8)
-        for run, some in chunks(blocks):
-            codes[run] = pack_nibbles(two_bit_codes(some[:, 16:80]))
+        codes = decode_codes(blocks, 128, lambda some: pack_nibbles(two_bit_codes(some[:, 16:80])))
         return QuantizedTensor(
             shape, self.bits, 16, 0, codes.reshape(rows, -1),
             scales=(blocks[:, :16] & 15).reshape(rows, -1),
@@ -83,9 +82,7 @@ class Q3KFormat(KFormat):
     def decode(self, raw: torch.Tensor, shape: tuple[int, int]) -> QuantizedTensor:
         blocks = self.blocks(raw, shape)
         rows = shape[0]
-        codes = torch.empty((blocks.shape[0], 128), dtype=torch.uint8)
-        for run, some in chunks(blocks):
-            codes[run] = self._codes(some)
+        codes = decode_codes(blocks, 128, self._codes)
         return QuantizedTensor(
             shape, self.bits, 16, 4, codes.reshape(rows, -1),
             scales=self._scales(blocks[:, 96:108]).reshape(rows, -1),
@@ -149,9 +146,7 @@ class Q6KFormat(KFormat):
     def decode(self, raw: torch.Tensor, shape: tuple[int, int]) -> QuantizedTensor:
         blocks = self.blocks(raw, shape)
         rows = shape[0]
-        codes = torch.empty((blocks.shape[0], 256), dtype=torch.uint8)
-        for run, some in chunks(blocks):
-            codes[run] = self._codes(some)
+        codes = decode_codes(blocks, 256, self._codes)
         return QuantizedTensor(
             shape, self.bits, 16, 32, codes.reshape(rows, -1),
             scales=field(blocks, 192, 16, torch.int8).reshape(rows, -1),

@@ -22,7 +22,7 @@ import functools
 
 import torch
 
-from infer.quant.base import QuantFormat, QuantizedTensor, chunks, field, interleave_nibbles
+from infer.quant.base import QuantFormat, QuantizedTensor, decode_codes, field, interleave_nibbles
 
 _GROUP = 32
 
@@ -42,9 +42,7 @@ class LegacyFormat(QuantFormat):
 
     def decode(self, raw: torch.Tensor, shape: tuple[int, int]) -> QuantizedTensor:
         blocks = self.blocks(raw, shape)
-        codes = torch.empty((blocks.shape[0], 16 if self.bits == 4 else 32), dtype=torch.uint8)
-        for run, some in chunks(blocks):
-            codes[run] = self._codes(some)
+        codes = decode_codes(blocks, 16 if self.bits == 4 else 32, self._codes)
         rows = shape[0]
         return QuantizedTensor(
             shape, self.bits, _GROUP, self.zero, codes.reshape(rows, -1),

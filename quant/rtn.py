@@ -15,9 +15,8 @@ import torch
 
 from infer.quant.base import QuantizedTensor, pack_nibbles
 
-_CHUNK_WEIGHTS = (
-    1 << 18
-)  # quantized at once; a float32 copy and a few temporaries of that size live meanwhile
+# Quantized at once; a float32 copy and a few temporaries of that size live meanwhile.
+_CHUNK_WEIGHTS = 1 << 18
 
 
 def quantize_rtn(weight: torch.Tensor, bits: int, group: int = 32) -> QuantizedTensor:

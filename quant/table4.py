@@ -23,7 +23,7 @@ import abc
 
 import torch
 
-from infer.quant.base import SUPER, QuantFormat, QuantizedTensor, chunks, field
+from infer.quant.base import SUPER, QuantFormat, QuantizedTensor, decode_codes, field, unpack_nibbles
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -43,11 +43,13 @@ class TableFormat(QuantFormat, abc.ABC):
         # a byte of q → its two codes, as one int16
         table = torch.tensor(self.values) + zero
         pairs = (table.repeat(16) | table.repeat_interleave(16) << 8).to(torch.int16)
-        codes = torch.empty((blocks.shape[0], self.block), dtype=torch.uint8)
-        for run, some in chunks(blocks):
+
+        def look_up(some: torch.Tensor) -> torch.Tensor:
             packed = some[:, -(self.block // 2) :]
             both = pairs.index_select(0, packed.flatten().int()).view(torch.uint8)
-            codes[run] = both.reshape(-1, self.run // 2, 2).transpose(1, 2).reshape(-1, self.block)
+            return both.reshape(-1, self.run // 2, 2).transpose(1, 2).reshape(-1, self.block)
+
+        codes = decode_codes(blocks, self.block, look_up)
         scales, supers = self.scales(blocks)
         return QuantizedTensor(
             shape, self.bits, self.group, zero, codes.reshape(rows, -1),
@@ -71,7 +73,7 @@ class IQ4XS(TableFormat):
     name, block, type_size, bits, values = "IQ4_XS", SUPER, 136, 8, _IQ4
 
     def scales(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), dim=-1).flatten(1)
+        low = unpack_nibbles(blocks[:, 4:8])
         high = (field(blocks, 2, 2, torch.int16).int() >> torch.arange(0, 16, 2)) & 3
         return (low + (high << 4) - 32).to(torch.int8), field(blocks, 0, 2, torch.float16)
 

@@ -19,7 +19,15 @@ import abc
 
 import torch
 
-from infer.quant.base import SUPER, QuantFormat, QuantizedTensor, chunks, field, pack_nibbles, two_bit_codes
+from infer.quant.base import (
+    SUPER,
+    QuantFormat,
+    QuantizedTensor,
+    decode_codes,
+    field,
+    pack_nibbles,
+    two_bit_codes,
+)
 
 
 class TernaryFormat(QuantFormat, abc.ABC):
@@ -35,9 +43,7 @@ class TernaryFormat(QuantFormat, abc.ABC):
     def decode(self, raw: torch.Tensor, shape: tuple[int, int]) -> QuantizedTensor:
         blocks = self.blocks(raw, shape)
         rows = shape[0]
-        codes = torch.empty((blocks.shape[0], self.block // 2), dtype=torch.uint8)
-        for run, some in chunks(blocks):
-            codes[run] = pack_nibbles(self.unpack(some) + 7)
+        codes = decode_codes(blocks, self.block // 2, lambda some: pack_nibbles(self.unpack(some) + 7))
         scales = field(blocks, self.scale_at, 2, torch.float16).repeat_interleave(self.block // 128, dim=1)
         return QuantizedTensor(shape, self.bits, 128, 8, codes.reshape(rows, -1), scales.reshape(rows, -1))
 

@@ -148,11 +148,8 @@ class NibbleWeight(PackedWeight):
         total = torch.zeros((len(ids), self.shape[1]), dtype=torch.float32)
         for plane, scale_zero in zip(self.planes, self._scale_zeros(ids), strict=True):
             picked = plane.nibbles(plane.codes[block, :, lane % half])
-            codes = (
-                torch.where(low, picked & 15, picked >> 4)
-                .float()
-                .view(len(ids), self.shape[1] // self.group, self.group)
-            )
+            codes = torch.where(low, picked & 15, picked >> 4).float()
+            codes = codes.view(len(ids), self.shape[1] // self.group, self.group)
             scale, zero = scale_zero.float().permute(2, 1, 0).unsqueeze(-1)
             total += ((codes - 8) * scale + zero).flatten(1)
         return total
@@ -210,7 +207,7 @@ def _product(fine: torch.Tensor, coarse: torch.Tensor | None, rows: slice | torc
     return (picked.view(len(supers), -1, picked.shape[1]) * supers.unsqueeze(1)).flatten(0, 1)
 
 
-def pack_nibbles(source: WeightSource, first: QuantizedTensor, half: int) -> NibbleWeight:
+def pack_planes(source: WeightSource, first: QuantizedTensor, half: int) -> NibbleWeight:
     """first: a row of the matrix, decoded. half: see `half_block`."""
     rows, columns = source.shape
     block = 2 * half
@@ -224,13 +221,12 @@ def pack_nibbles(source: WeightSource, first: QuantizedTensor, half: int) -> Nib
         if bits
     )
 
-    def room(like: torch.Tensor | None) -> torch.Tensor | None:
-        return None if like is None else torch.zeros((like.shape[1], padded), dtype=like.dtype)
+    def room(like: torch.Tensor) -> torch.Tensor:
+        return torch.zeros((like.shape[1], padded), dtype=like.dtype)
 
-    scales = room(first.scales)
-    if scales is None:
-        raise ValueError(f"{source.name}: no scales")
-    factors = Factors(scales, room(first.mins), room(first.super_scales), room(first.super_mins), first.zero)
+    others = (first.mins, first.super_scales, first.super_mins)
+    mins, super_scales, super_mins = (None if part is None else room(part) for part in others)
+    factors = Factors(room(first.scales), mins, super_scales, super_mins, first.zero)
     for start, stop in source.chunks(block):
         part = source.decode(start, stop)
         if not isinstance(part, QuantizedTensor):
@@ -246,11 +242,9 @@ def pack_nibbles(source: WeightSource, first: QuantizedTensor, half: int) -> Nib
         if low_bits:
             low = _blocked(codes & ((1 << low_bits) - 1), half)
             planes[1].codes[blocks] = _narrowed(low, low_bits)
-    if factors.super_scales is None and first.group >= GROUP:
-        return NibbleWeight(
-            source.shape, first.group, block, planes, factors.scale_zeros(planes, slice(None))
-        )
-    return NibbleWeight(source.shape, first.group, block, planes, factors)
+    spread = factors.super_scales is None and first.group >= GROUP
+    scales = factors.scale_zeros(planes, slice(None)) if spread else factors
+    return NibbleWeight(source.shape, first.group, block, planes, scales)
 
 
 def _blocked(codes: torch.Tensor, half: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import linear
 
 from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
-from infer.quant.kernels.nibbles import GROUP, PANEL, NibbleWeight, half_block, pack_nibbles
+from infer.quant.kernels.nibbles import GROUP, PANEL, NibbleWeight, half_block, pack_planes
 from infer.quant.kernels.rows import RowWeight, gather_rows
 
 INT4_ROWS = 4  # up to here the int4 kernel is the faster way
@@ -36,11 +36,10 @@ class TorchKernel(WeightKernel):
             return gather_rows(source, self.device)
         if source.shape[1] % max(GROUP, first.group):
             return gather_rows(source, self.device)
-        if (
-            first.mins is not None and first.group < GROUP
-        ):  # Q2_K: its minimums, rounded, weigh more than its codes
+        # Q2_K's minimums, rounded, weigh more than its codes.
+        if first.mins is not None and first.group < GROUP:
             return gather_rows(source, self.device)
-        return pack_nibbles(source, first, self._half)
+        return pack_planes(source, first, self._half)
 
     def matmul(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         rows, columns = weight.shape

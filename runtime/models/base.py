@@ -173,7 +173,7 @@ class WeightLoader:
         if isinstance(form, PlanarFormat):
             planes = {part: partial(self._read, plane) for part, plane in tensor.planes.items()}
             try:
-                read = form.open(planes, tensor.settings, (tensor.shape[0], columns))
+                read = form.open(planes, tensor.settings, (math.prod(tensor.shape[:-1]), columns))
             except ValueError as error:
                 raise CheckpointError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
         return WeightSource(
