@@ -177,50 +177,62 @@ template <class Plan> int32_t fit_rows(Plan *p, int32_t rows, infer_workspace *s
   return infer_workspace_get(space, lay_out(p, NULL)) ? p->rows : 0;
 }
 
-}  // namespace
-
-int32_t infer_experts(infer_pool *pool, const op_experts *op, int32_t rows, infer_workspace *space) {
-  expert_plan p = {};
-  p.op = op, p.kernels = infer_active();
+/* The operation in parts of the rows that fit the workspace: each laid out, then `run`. */
+template <class Plan>
+int32_t in_parts(infer_pool *pool, Plan *p, int32_t rows, infer_workspace *space, bool (*run)(infer_pool *, Plan *)) {
+  p->kernels = infer_active();
   if (rows < 1) return 0;
-  int32_t step = fit_rows(&p, rows, space);
+  int32_t step = fit_rows(p, rows, space);
   if (!step) return -1;
-  for (p.first = 0; p.first < rows; p.first += step) {
-    p.rows = rows - p.first < step ? rows - p.first : step;
-    lay_out(&p, (char *)space->base);
-    if (!sort_choices(&p)) return -1;
-    int64_t floats = (int64_t)p.rows * op->used * (op->gate->n + op->down->n);
-    infer_pool *light = floats > SMALL_FLOATS ? pool : NULL;
-    infer_parallel(light, p.rows, gather_row, &p);
-    int32_t count = 0;
-    for (int32_t e = 0; e < op->experts; e++) {
-      count += group_of(&p, p.groups + count, e, op->gate, op->gate_bias, p.gate);
-      count += group_of(&p, p.groups + count, e, op->up, op->up_bias, p.up);
-    }
-    infer_matmul_groups(pool, p.groups, count, &p.acts, p.x);
-    infer_parallel(light, p.rows, gate_row, &p);
-    count = 0;
-    for (int32_t e = 0; e < op->experts; e++) count += group_of(&p, p.groups + count, e, op->down, op->down_bias, p.down);
-    infer_matmul_groups(pool, p.groups, count, &p.inner_acts, p.gate);
-    infer_parallel(light, p.rows, sum_row, &p);
+  for (p->first = 0; p->first < rows; p->first += step) {
+    p->rows = rows - p->first < step ? rows - p->first : step;
+    lay_out(p, (char *)space->base);
+    if (!run(pool, p)) return -1;
   }
   return 0;
 }
 
+/* False when a choice names no expert. */
+bool run_experts(infer_pool *pool, expert_plan *p) {
+  const op_experts *op = p->op;
+  if (!sort_choices(p)) return false;
+  int64_t floats = (int64_t)p->rows * op->used * (op->gate->n + op->down->n);
+  infer_pool *light = floats > SMALL_FLOATS ? pool : NULL;
+  infer_parallel(light, p->rows, gather_row, p);
+  int32_t count = 0;
+  for (int32_t e = 0; e < op->experts; e++) {
+    count += group_of(p, p->groups + count, e, op->gate, op->gate_bias, p->gate);
+    count += group_of(p, p->groups + count, e, op->up, op->up_bias, p->up);
+  }
+  infer_matmul_groups(pool, p->groups, count, &p->acts, p->x);
+  infer_parallel(light, p->rows, gate_row, p);
+  count = 0;
+  for (int32_t e = 0; e < op->experts; e++) count += group_of(p, p->groups + count, e, op->down, op->down_bias, p->down);
+  infer_matmul_groups(pool, p->groups, count, &p->inner_acts, p->gate);
+  infer_parallel(light, p->rows, sum_row, p);
+  return true;
+}
+
+bool run_heads(infer_pool *pool, head_plan *p) {
+  const op_heads *op = p->op;
+  infer_pool *light = (int64_t)p->rows * op->heads * (op->w->n + op->width) > SMALL_FLOATS ? pool : NULL;
+  infer_parallel(light, p->rows, split_heads, p);
+  for (int32_t h = 0; h < op->heads; h++) p->groups[h] = {op->w + h, NULL, p->out, h * p->rows, p->rows, 0, 0};
+  infer_matmul_groups(pool, p->groups, op->heads, &p->acts, p->x);
+  infer_parallel(light, p->rows, join_heads, p);
+  return true;
+}
+
+}  // namespace
+
+int32_t infer_experts(infer_pool *pool, const op_experts *op, int32_t rows, infer_workspace *space) {
+  expert_plan p = {};
+  p.op = op;
+  return in_parts(pool, &p, rows, space, run_experts);
+}
+
 int32_t infer_heads(infer_pool *pool, const op_heads *op, int32_t rows, infer_workspace *space) {
   head_plan p = {};
-  p.op = op, p.kernels = infer_active();
-  if (rows < 1) return 0;
-  int32_t step = fit_rows(&p, rows, space);
-  if (!step) return -1;
-  for (p.first = 0; p.first < rows; p.first += step) {
-    p.rows = rows - p.first < step ? rows - p.first : step;
-    lay_out(&p, (char *)space->base);
-    infer_pool *light = (int64_t)p.rows * op->heads * (op->w->n + op->width) > SMALL_FLOATS ? pool : NULL;
-    infer_parallel(light, p.rows, split_heads, &p);
-    for (int32_t h = 0; h < op->heads; h++) p.groups[h] = {op->w + h, NULL, p.out, h * p.rows, p.rows, 0, 0};
-    infer_matmul_groups(pool, p.groups, op->heads, &p.acts, p.x);
-    infer_parallel(light, p.rows, join_heads, &p);
-  }
-  return 0;
+  p.op = op;
+  return in_parts(pool, &p, rows, space, run_heads);
 }

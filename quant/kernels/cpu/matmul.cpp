@@ -1,4 +1,4 @@
-/* How a matrix product is divided into jobs. The division changes nothing in the results. */
+/* How matrix products are divided into jobs. The division changes nothing in the results. */
 #include "kernels.h"
 
 namespace {
@@ -8,10 +8,13 @@ const int32_t JOB_ROWS = 128, JOB_STRIPS = 16;
 const int64_t MOST_JOBS = 1 << 24; /* what a pool can count */
 
 struct matmul_plan {
-  const op_matmul *op;
+  const infer_group *groups;
+  int32_t count;
   const infer_matmul_kernels *kernels;
-  int32_t rows, rows_per_job, row_jobs, strips_per_job;
-  int32_t first_job[5]; /* of each weight, within a range of rows */
+  const infer_acts *acts;
+  const float *x;
+  float softcap;
+  int32_t accumulate;
 };
 
 int32_t strips_of(const infer_weight *w) { return (w->n + INFER_STRIP - 1) / INFER_STRIP; }
@@ -23,55 +26,28 @@ int64_t strip_bytes(const infer_weight *w) {
 
 int32_t divide_up(int64_t a, int64_t b) { return (int32_t)((a + b - 1) / b); }
 
-void run_job(void *context, int32_t job, int32_t) {
-  const matmul_plan *plan = (const matmul_plan *)context;
-  const op_matmul *op = plan->op;
-  int32_t per_range = plan->first_job[op->count], range = job / per_range, within = job % per_range, i = 0;
-  while (within >= plan->first_job[i + 1]) i++;
-  int32_t strip0 = (within - plan->first_job[i]) * plan->strips_per_job, left = strips_of(op->w[i]) - strip0;
-  int32_t row0 = range * plan->rows_per_job, rows = plan->rows - row0;
-  infer_tile tile = {};
-  tile.w = op->w[i];
-  tile.acts = op->acts;
-  tile.x = op->x;
-  tile.bias = op->bias[i];
-  tile.out = op->out[i];
-  tile.softcap = op->softcap;
-  tile.accumulate = op->accumulate;
-  tile.row0 = row0;
-  tile.rows = rows < plan->rows_per_job ? rows : plan->rows_per_job;
-  tile.strip0 = strip0;
-  tile.strips = left < plan->strips_per_job ? left : plan->strips_per_job;
-  (tile.w->elem == ELEM_CODES ? plan->kernels->codes : plan->kernels->floats)(&tile);
-}
-
-struct group_plan {
-  const infer_group *groups;
-  int32_t count;
-  const infer_matmul_kernels *kernels;
-  const infer_acts *acts;
-  const float *x;
-};
-
 int32_t row_jobs(int32_t rows) { return divide_up(rows, JOB_ROWS); }
 
-void run_group_job(void *context, int32_t job, int32_t) {
-  const group_plan *plan = (const group_plan *)context;
+/* A group's jobs are its strips, range by range of its rows. */
+void run_job(void *context, int32_t job, int32_t) {
+  const matmul_plan *plan = (const matmul_plan *)context;
   int32_t low = 0, high = plan->count;
   while (high - low > 1) {
     int32_t middle = low + (high - low) / 2;
     (plan->groups[middle].first_job <= job ? low : high) = middle;
   }
   const infer_group *group = plan->groups + low;
-  int32_t ranges = row_jobs(group->rows), within = job - group->first_job;
-  int32_t strip0 = within / ranges * group->strips_per_job, left = strips_of(group->w) - strip0;
-  int32_t row0 = within % ranges * JOB_ROWS, rows = group->rows - row0;
+  int32_t per_range = divide_up(strips_of(group->w), group->strips_per_job), within = job - group->first_job;
+  int32_t strip0 = within % per_range * group->strips_per_job, left = strips_of(group->w) - strip0;
+  int32_t row0 = within / per_range * JOB_ROWS, rows = group->rows - row0;
   infer_tile tile = {};
   tile.w = group->w;
   tile.acts = plan->acts;
   tile.x = plan->x;
   tile.bias = group->bias;
   tile.out = group->out;
+  tile.softcap = plan->softcap;
+  tile.accumulate = plan->accumulate;
   tile.row0 = group->row0 + row0;
   tile.rows = rows < JOB_ROWS ? rows : JOB_ROWS;
   tile.strip0 = strip0;
@@ -85,16 +61,16 @@ int64_t enough_strips(int32_t rows, int64_t bytes_per_strip) {
   return enough < JOB_STRIPS ? enough : JOB_STRIPS;
 }
 
-}  // namespace
-
-void infer_matmul_groups(infer_pool *pool, infer_group *groups, int32_t count, const infer_acts *acts, const float *x) {
-  group_plan plan = {groups, count, infer_active()->matmul, acts, x};
+void run_plan(infer_pool *pool, matmul_plan *plan, infer_group *groups) {
   int64_t tiles = 0, jobs = MOST_JOBS;
-  for (int32_t i = 0; i < count; i++) tiles += (int64_t)strips_of(groups[i].w) * row_jobs(groups[i].rows);
+  plan->groups = groups;
+  plan->kernels = infer_active()->matmul;
+  for (int32_t i = 0; i < plan->count; i++) tiles += (int64_t)strips_of(groups[i].w) * row_jobs(groups[i].rows);
+  /* at least four jobs a thread, so that a slow core holds nobody up for long, as far as strips and bytes allow */
   int64_t most = tiles / (4 * infer_pool_threads(pool));
   for (int64_t factor = 1; jobs >= MOST_JOBS; factor *= 2) {
     jobs = 0;
-    for (int32_t i = 0; i < count; i++) {
+    for (int32_t i = 0; i < plan->count; i++) {
       int64_t strips = enough_strips(groups[i].rows, strip_bytes(groups[i].w));
       strips = factor * (most < 1 ? 1 : most < strips ? most : strips);
       groups[i].strips_per_job = (int32_t)strips;
@@ -102,29 +78,21 @@ void infer_matmul_groups(infer_pool *pool, infer_group *groups, int32_t count, c
       jobs += (int64_t)divide_up(strips_of(groups[i].w), strips) * row_jobs(groups[i].rows);
     }
   }
-  infer_parallel(pool, (int32_t)jobs, run_group_job, &plan);
+  infer_parallel(pool, (int32_t)jobs, run_job, plan);
+}
+
+}  // namespace
+
+void infer_matmul_groups(infer_pool *pool, infer_group *groups, int32_t count, const infer_acts *acts, const float *x) {
+  matmul_plan plan = {};
+  plan.count = count, plan.acts = acts, plan.x = x;
+  run_plan(pool, &plan, groups);
 }
 
 void infer_matmul(infer_pool *pool, const op_matmul *op, int32_t rows) {
+  infer_group groups[4];
+  for (int32_t i = 0; i < op->count; i++) groups[i] = {op->w[i], op->bias[i], op->out[i], 0, rows, 0, 0};
   matmul_plan plan = {};
-  plan.op = op;
-  plan.kernels = infer_active()->matmul;
-  plan.rows = rows;
-  int64_t strips = 0, bytes = 0;
-  for (int32_t i = 0; i < op->count; i++) {
-    strips += strips_of(op->w[i]);
-    bytes += strips_of(op->w[i]) * strip_bytes(op->w[i]);
-  }
-  if (rows < 1 || strips < 1) return;
-  plan.rows_per_job = rows < JOB_ROWS ? rows : JOB_ROWS;
-  plan.row_jobs = divide_up(rows, plan.rows_per_job);
-  /* at least four jobs a thread, so that a slow core holds nobody up for long, as far as strips and bytes allow */
-  int64_t most = strips * plan.row_jobs / (4 * infer_pool_threads(pool));
-  int64_t enough = rows > 8 ? JOB_STRIPS : JOB_BYTES * strips / bytes + 1;
-  if (rows <= 8 && enough > JOB_STRIPS) enough = JOB_STRIPS;
-  plan.strips_per_job = (int32_t)(most < 1 ? 1 : most < enough ? most : enough);
-  while ((strips / plan.strips_per_job + op->count) * plan.row_jobs >= MOST_JOBS) plan.strips_per_job *= 2;
-  for (int32_t i = 0; i < op->count; i++)
-    plan.first_job[i + 1] = plan.first_job[i] + divide_up(strips_of(op->w[i]), plan.strips_per_job);
-  infer_parallel(pool, plan.first_job[op->count] * plan.row_jobs, run_job, &plan);
+  plan.count = op->count, plan.acts = op->acts, plan.x = op->x, plan.softcap = op->softcap, plan.accumulate = op->accumulate;
+  run_plan(pool, &plan, groups);
 }
