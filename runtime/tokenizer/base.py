@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import Iterable, Sequence
+
+from infer.runtime.errors import TokenizerError
+from infer.runtime.tokenizer.vocabulary import TokenType, Vocabulary
+
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class Tokenizer(abc.ABC):
@@ -55,3 +61,43 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, control tokens left out; bytes that are not UTF-8 become U+FFFD."""
+
+
+class VocabularyTokenizer(Tokenizer):
+    """One whose ids are positions in a Vocabulary. Control and unknown tokens stand for nothing in a text."""
+
+    def __init__(self, vocabulary: Vocabulary, kind: str) -> None:
+        self.kind = kind
+        self.vocab_size = len(vocabulary.tokens)
+        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        self.stop_ids = vocabulary.stop_ids
+        self.warnings = vocabulary.warnings
+        self._tokens, self._types = vocabulary.tokens, vocabulary.types
+        self._typed = vocabulary.ids_by_type()
+        self._control = self._ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
+
+    def piece(self, token_id: int) -> str:
+        self._check(token_id)
+        return self._tokens[token_id]
+
+    def is_control(self, token_id: int) -> bool:
+        return token_id in self._control
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self.strips_leading_space else text
+
+    def _ids_of(self, *kinds: TokenType) -> frozenset[int]:
+        return frozenset().union(*(self._typed.get(kind, ()) for kind in kinds))
+
+    def _check(self, token_id: int) -> None:
+        if not 0 <= token_id < self.vocab_size:
+            raise IndexError(f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens")
+
+
+def refuse_surrogates(text: str) -> None:
+    """Raise TokenizerError for a text that UTF-8 cannot hold."""
+    if not text.isascii() and (half := _SURROGATE.search(text)):
+        raise TokenizerError(
+            f"character {half.start()} of the text is half a surrogate pair, not possible in UTF-8; remove it"
+        )

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from infer.runtime.errors import TokenizerError
-from infer.runtime.tokenizer.base import Tokenizer
+from infer.runtime.tokenizer.base import VocabularyTokenizer, refuse_surrogates
 from infer.runtime.tokenizer.literals import LiteralMatcher
 from infer.runtime.tokenizer.pretokenizers import FAMILIES, PRETOKENIZERS, PreTokenizer
 from infer.runtime.tokenizer.vocabulary import PREFIX, TokenType, Vocabulary, read_list, read_scalar
@@ -24,18 +24,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NONE: frozenset[int] = frozenset()
-
 # Characters given to the library at once. Its regular expression engine gives up, with a panic, after ten
 # million steps back inside one match, and every character of a run of blanks can cost one.
 MAX_PART = 2_000_000
 
 # Between a single line break and an ASCII letter no pre-tokenizer joins and no normalization looks across.
 _CUT = re.compile(r"(?<=\S)\n(?=[A-Za-z])")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-class BPETokenizer(Tokenizer):
+class BPETokenizer(VocabularyTokenizer):
     """A vocabulary with merges.
 
     Control and unknown tokens match a text only where special is True, those that the model's makers defined
@@ -44,19 +41,13 @@ class BPETokenizer(Tokenizer):
 
     def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], pre: PreTokenizer, name: str) -> None:
         """name: of the pre-tokenizer, for `kind`. Raises TokenizerError for merges that do not fit."""
-        self.kind = f"bpe ({name})"
-        self.vocab_size = len(vocabulary.tokens)
-        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        super().__init__(vocabulary, f"bpe ({name})")
         self.add_bos = pre.add_bos if vocabulary.add_bos is None else vocabulary.add_bos
         self.add_eos = bool(vocabulary.add_eos)
-        self.stop_ids = vocabulary.stop_ids
-        self.warnings = (*vocabulary.warnings, *self._missing_ends())
+        self.warnings += tuple(self._missing_ends())
 
-        self._tokens, self._types = vocabulary.tokens, vocabulary.types
-        typed = vocabulary.ids_by_type()
-        self._control = typed.get(TokenType.CONTROL, _NONE) | typed.get(TokenType.UNKNOWN, _NONE)
-        self._silent = self._control | typed.get(TokenType.UNUSED, _NONE)
-        defined = {self._tokens[token_id]: token_id for token_id in typed.get(TokenType.USER_DEFINED, _NONE)}
+        self._silent = self._control | self._ids_of(TokenType.UNUSED)
+        defined = {self._tokens[token_id]: token_id for token_id in self._ids_of(TokenType.USER_DEFINED)}
         self._special_ids = {self._tokens[token_id]: token_id for token_id in self._control} | defined
         try:
             self._always = LiteralMatcher(defined)
@@ -69,7 +60,7 @@ class BPETokenizer(Tokenizer):
             del ordinary[token]
         self._model = _build(ordinary, silent, merges, pre)
         self._unencodable = bytes(
-            byte for character, byte in bytes_of_characters().items() if character not in ordinary
+            byte for character, byte in _bytes_of_characters().items() if character not in ordinary
         )
         self._warned = False
 
@@ -112,34 +103,13 @@ class BPETokenizer(Tokenizer):
         token = self._tokens[token_id]
         if self._types[token_id] == TokenType.USER_DEFINED:
             return token.encode()
-        table = bytes_of_characters()
-        try:
-            return bytes([table[character] for character in token])
-        except KeyError:
-            return token.encode()
-
-    def piece(self, token_id: int) -> str:
-        self._check(token_id)
-        return self._tokens[token_id]
-
-    def is_control(self, token_id: int) -> bool:
-        return token_id in self._control
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
-
-    def _check(self, token_id: int) -> None:
-        if not 0 <= token_id < self.vocab_size:
-            raise IndexError(f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens")
+        return spelled_bytes(token)
 
 
 def parts(text: str, *, cut: bool = True) -> Iterator[str]:
     """The text in parts that can be encoded apart. Raises TokenizerError where it has none short enough, and for half
     surrogate pairs. cut: whether it may be parted at all."""
-    if not text.isascii() and (half := _SURROGATE.search(text)):
-        raise TokenizerError(
-            f"character {half.start()} of the text is half a surrogate pair, not possible in UTF-8; remove it"
-        )
+    refuse_surrogates(text)
     start = 0
     while cut and len(text) - start > MAX_PART:
         place = _CUT.search(text, start + MAX_PART // 8, start + MAX_PART)
@@ -212,8 +182,17 @@ def _split_merge(merge: str, vocabulary: Mapping[str, int], silent: frozenset[st
     raise TokenizerError(f"{PREFIX}merges: {merge[:60]!r} is not two tokens; convert the model again")
 
 
+def spelled_bytes(token: str) -> bytes:
+    """What a piece spells, a character for each byte; its UTF-8 where it holds other characters."""
+    table = _bytes_of_characters()
+    try:
+        return bytes([table[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
 @cache
-def bytes_of_characters() -> Mapping[str, int]:
+def _bytes_of_characters() -> Mapping[str, int]:
     """GPT-2's 256 printable characters: bytes that are printable in Latin-1 stand for themselves, the other
     68 for U+0100 and following, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from infer.runtime.errors import TokenizerError
-from infer.runtime.tokenizer.base import Tokenizer
+from infer.runtime.tokenizer.base import VocabularyTokenizer, refuse_surrogates
 from infer.runtime.tokenizer.charsmap import check_charsmap
 from infer.runtime.tokenizer.literals import LiteralMatcher
 from infer.runtime.tokenizer.model_proto import BPE, UNIGRAM, ModelProto, serialize
@@ -33,7 +33,7 @@ _NAMES = {UNIGRAM: "unigram", BPE: "bpe"}
 _NONE: frozenset[int] = frozenset()
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(VocabularyTokenizer):
     """Pieces by a SentencePiece model.
 
     Control tokens match a text only where special is True, those that the model's makers defined always. Where
@@ -43,34 +43,21 @@ class SentencePieceTokenizer(Tokenizer):
 
     def __init__(self, vocabulary: Vocabulary, model: ModelProto, unknown_id: int) -> None:
         """model: the same pieces under the same ids, as the library needs them."""
-        self.kind = f"sentencepiece ({_NAMES[model.model_type]})"
-        self.vocab_size = len(vocabulary.tokens)
-        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        super().__init__(vocabulary, f"sentencepiece ({_NAMES[model.model_type]})")
         bpe = model.model_type == BPE
         self.add_bos = bpe if vocabulary.add_bos is None else vocabulary.add_bos
         self.add_eos = not bpe if vocabulary.add_eos is None else vocabulary.add_eos
-        self.stop_ids = vocabulary.stop_ids
-        self.warnings = vocabulary.warnings
         self.strips_leading_space = model.add_dummy_prefix
 
-        self._tokens, self._types = vocabulary.tokens, vocabulary.types
         self._unknown = unknown_id
-        typed = vocabulary.ids_by_type()
-        self._control = (
-            typed.get(TokenType.CONTROL, _NONE) | typed.get(TokenType.UNKNOWN, _NONE) | {unknown_id}
-        )
+        self._control |= {unknown_id}
         self._special_ids = {self._tokens[token_id]: token_id for token_id in self._control}
         self._special = LiteralMatcher(self._special_ids)
         self._processor = _build(model)
         self._warned = False
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise TokenizerError(
-                f"character {error.start} of the text is half a surrogate pair, not possible in UTF-8; remove it"
-            ) from None
+        refuse_surrogates(text)
         if not special:
             return self._encode_plain(text)
         ids: list[int] = []
@@ -100,21 +87,6 @@ class SentencePieceTokenizer(Tokenizer):
         if self._types[token_id] == TokenType.UNUSED and token == f"[EMPTY_{token_id}]":
             return b""
         return token.replace(SPACE, " ").encode()
-
-    def piece(self, token_id: int) -> str:
-        self._check(token_id)
-        return self._tokens[token_id]
-
-    def is_control(self, token_id: int) -> bool:
-        return token_id in self._control
-
-    def decode(self, ids: Sequence[int]) -> str:
-        text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
-        return text.removeprefix(" ") if self.strips_leading_space else text
-
-    def _check(self, token_id: int) -> None:
-        if not 0 <= token_id < self.vocab_size:
-            raise IndexError(f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens")
 
 
 def load_sentencepiece(

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from infer.runtime.checkpoint.printable import shown
 from infer.runtime.errors import TokenizerError
-from infer.runtime.tokenizer.base import Tokenizer
-from infer.runtime.tokenizer.bpe import bytes_of_characters, parts
+from infer.runtime.tokenizer.base import VocabularyTokenizer
+from infer.runtime.tokenizer.bpe import parts, spelled_bytes
 from infer.runtime.tokenizer.folder_vocabulary import AddedToken, FolderFiles
 from infer.runtime.tokenizer.sentencepiece import SPACE, byte_names
 from infer.runtime.tokenizer.vocabulary import MAX_TOKENS, TokenType, Vocabulary, read_vocabulary
@@ -47,23 +48,16 @@ class _Decoder:
     strips_leading_space: bool
 
 
-class JSONTokenizer(Tokenizer):
+class JSONTokenizer(VocabularyTokenizer):
     """Byte-level BPE and SentencePiece's BPE as tokenizer.json has them."""
 
     def __init__(
         self, vocabulary: Vocabulary, added: Mapping[int, AddedToken], pipeline: _Pipeline, decoder: _Decoder
     ) -> None:
-        self.kind = f"bpe ({_WHERE})"
-        self.vocab_size = len(vocabulary.tokens)
-        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        super().__init__(vocabulary, f"bpe ({_WHERE})")
         self.add_bos, self.add_eos = bool(vocabulary.add_bos), bool(vocabulary.add_eos)
-        self.stop_ids = vocabulary.stop_ids
-        self.warnings = vocabulary.warnings
         self.strips_leading_space = decoder.strips_leading_space
-        self._tokens, self._types = vocabulary.tokens, vocabulary.types
         self._added, self._byte_level = added, decoder.byte_level
-        typed = vocabulary.ids_by_type()
-        self._control = typed.get(TokenType.CONTROL, frozenset()) | typed.get(TokenType.UNKNOWN, frozenset())
         plain = [token for token in added.values() if token.id not in self._control]
         self._plain = pipeline.build(plain)
         self._later = pipeline.inside_a_text().build(plain) if pipeline.begins_texts else self._plain
@@ -97,22 +91,7 @@ class JSONTokenizer(Tokenizer):
             return token.encode() if self._byte_level else token.replace(SPACE, " ").encode()
         if not self._byte_level:
             return byte_names().get(token) or token.replace(SPACE, " ").encode()
-        table = bytes_of_characters()
-        try:
-            return bytes([table[character] for character in token])
-        except KeyError:
-            return token.encode()
-
-    def piece(self, token_id: int) -> str:
-        self._check(token_id)
-        return self._tokens[token_id]
-
-    def is_control(self, token_id: int) -> bool:
-        return token_id in self._control
-
-    def decode(self, ids: Sequence[int]) -> str:
-        text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
-        return text.removeprefix(" ") if self.strips_leading_space else text
+        return spelled_bytes(token)
 
     def _flags(self, texts: Sequence[tuple[str, bool]], index: int) -> AddedToken | None:
         """The control token that stands at that place of a chat, if one does."""
@@ -127,10 +106,6 @@ class JSONTokenizer(Tokenizer):
             found = library.tokenizer.encode(part, add_special_tokens=False).ids
             ids.extend(library.renumbered.get(token_id, token_id) for token_id in found)
         return ids
-
-    def _check(self, token_id: int) -> None:
-        if not 0 <= token_id < self.vocab_size:
-            raise IndexError(f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens")
 
 
 @dataclass(frozen=True)
@@ -167,7 +142,7 @@ class _Pipeline:
 
         steps = {"normalizer": self.normalizer, "pre_tokenizer": self.pre_tokenizer}
         empty = {"type": "BPE", "vocab": {}, "merges": []}
-        try:
+        with _the_library("no tokenizer comes of it"):
             built = tokenizers.Tokenizer.from_str(
                 json.dumps({"version": "1.0", "added_tokens": [], "model": empty} | steps)
             )
@@ -183,10 +158,6 @@ class _Pipeline:
                 ]
             )  # fmt: skip
             numbers = {built.token_to_id(token.content) or 0: token.id for token in given}
-        except BaseException as error:  # a panic of the library is no Exception
-            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-                raise TokenizerError(f"{_WHERE}: no tokenizer comes of it: {_line(error)}") from None
-            raise
         return _Instance(built, numbers)
 
 
@@ -248,15 +219,11 @@ def _build_model(
     unknown = model.get("unk_token")
     if isinstance(unknown, str) and unknown in muted:
         unknown = f"\0unused {pieces[unknown]}\0"
-    try:
+    with _the_library("its merges do not fit its vocabulary"):
         return models.BPE(
             vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=bool(model.get("fuse_unk")),
             byte_fallback=bool(model.get("byte_fallback")), ignore_merges=bool(model.get("ignore_merges")),
         )  # fmt: skip
-    except BaseException as error:  # a panic of the library is no Exception
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise TokenizerError(f"{_WHERE}: its merges do not fit its vocabulary: {_line(error)}") from None
-        raise
 
 
 def _merges(given: object) -> Iterator[tuple[str, str]]:
@@ -331,5 +298,12 @@ def _template_ids(steps: Sequence[Mapping[str, object]]) -> tuple[list[int], lis
     return before, after
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+@contextmanager
+def _the_library(refusal: str) -> Iterator[None]:
+    """Raises TokenizerError for whatever fails in the block, the library's panics included, which are no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"{_WHERE}: {refusal}: {' '.join(str(error).split())[:200]}") from None
