@@ -270,9 +270,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def read_settings_text(path: Path, what: str) -> str:
     """The text of a small file of settings, "" where there is none. Raises UsageError, also for what is no file."""
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        )  # a pipe without a writer opens too
+        # Without blocking: a pipe that nobody writes to opens too.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return ""
     except OSError as error:

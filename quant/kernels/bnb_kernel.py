@@ -91,9 +91,8 @@ class LibraryKernel(TorchKernel):
 def create(device: torch.device, threads: int, isa: str | None = None) -> WeightKernel:
     """Raises ValueError in one line where bitsandbytes does not import."""
     before = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = (
-        "1"  # on some processors it looks for a kernel on the hub while it is imported
-    )
+    # On some processors it looks for a kernel on the hub while it is imported.
+    os.environ["HF_HUB_OFFLINE"] = "1"
     logger = logging.getLogger("bitsandbytes")
     level = logger.level
     logger.setLevel(logging.ERROR)  # and says so where it finds none

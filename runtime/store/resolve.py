@@ -75,9 +75,8 @@ def _is_path(spec: str) -> bool:
 
 
 def _existing(spec: str, dirs: DataDirs) -> Path:
-    path = Path(
-        os.path.expanduser(spec)
-    )  # a config file or variable may hold `~`, which no shell has replaced
+    # A config file or variable may hold `~`, which no shell has replaced.
+    path = Path(os.path.expanduser(spec))
     if not os.path.exists(path) and path.name == spec and os.path.isfile(dirs.models / spec):
         path = dirs.models / spec
     if not os.path.exists(path):

@@ -172,9 +172,8 @@ def load_tokenizer_json(files: FolderFiles) -> JSONTokenizer:
     post = _flat(content.get("post_processor"), "post_processor")
     pieces = _pieces(model)
     vocabulary = read_vocabulary(files.keys(pieces, added, template=_template_ids(post)))
-    for token_id, kind in enumerate(
-        vocabulary.types
-    ):  # tokenizer_config.json may name others than those added
+    # tokenizer_config.json may name others than those added.
+    for token_id, kind in enumerate(vocabulary.types):
         if kind == TokenType.CONTROL and token_id not in added:
             added[token_id] = AddedToken.control(token_id, vocabulary.tokens[token_id])
     silent = {token_id for token_id, kind in enumerate(vocabulary.types) if kind != TokenType.NORMAL}
