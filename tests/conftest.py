@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from infer.runtime.loader import LoadedModel
 
 MODEL_VARIABLE = "INFER_TEST_MODEL"
 OFFLINE_VARIABLE = "INFER_OFFLINE_TESTS"
@@ -21,15 +24,29 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked gpu on a machine without CUDA; torch is imported only if there are any."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
+    """Skip the tests marked gpu on a machine without CUDA, and those marked native without the library; what tells is
+    imported only if there are any."""
+    gates = (
+        ("gpu", _has_cuda, "no CUDA device"),
+        ("native", _has_native, "the native library was not built here"),
+    )
+    for name, offered, reason in gates:
+        marked = [item for item in items if item.get_closest_marker(name)]
+        if marked and not offered():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_cuda() -> bool:
     import torch
 
-    if not torch.cuda.is_available():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+    return torch.cuda.is_available()
+
+
+def _has_native() -> bool:
+    from infer.quant.kernels import native
+
+    return native.available()
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +72,37 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return written[repr(resolved)]
 
     return make_tiny
+
+
+@pytest.fixture
+def open_model(tmp_path: Path) -> Iterator[Callable[..., LoadedModel]]:
+    """`open_model(path, **settings)` loads a model on the CPU with one thread; all are closed afterwards."""
+    from infer.runtime.config import EngineConfig
+    from infer.runtime.loader import load_model
+
+    opened: list[LoadedModel] = []
+
+    def load(path: Path, **settings: Any) -> LoadedModel:
+        config = EngineConfig(**{"device": "cpu", "threads": 1, **settings})
+        opened.append(load_model(path, config, memo_dir=tmp_path))
+        return opened[-1]
+
+    yield load
+    for model in opened:
+        model.close()
+
+
+@pytest.fixture
+def scripted_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """INFER_HOME for commands with a `scripted_model.ScriptedModel`; no other setting is in the environment."""
+    from scripted_model import stub_engine
+
+    for variable in list(os.environ):
+        if variable.startswith("INFER_"):
+            monkeypatch.delenv(variable)
+    stub_engine(monkeypatch)
+    monkeypatch.setenv("INFER_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
 
 
 @pytest.fixture

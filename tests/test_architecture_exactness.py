@@ -3,11 +3,14 @@ values come from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
-from families import CASES, WINDOW, Families, answer, prompt_ids, same
+from families import CASES, WINDOW, Families, answer, same
+from logits import prompt_ids
 
 from infer.quant.kernels import native
 from infer.runtime.config import BLOCK_SIZE, EngineConfig
@@ -16,7 +19,7 @@ from infer.runtime.request import Request
 from infer.samplers.params import SamplingParams
 
 pytestmark = [
-    pytest.mark.skipif(not native.available(), reason="the native library was not built here"),
+    pytest.mark.native,
     pytest.mark.filterwarnings("ignore"),
 ]
 Open = Callable[..., LoadedModel]
@@ -29,21 +32,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Families:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    models: list[LoadedModel] = []
-
-    def open_file(path: Path, **settings: object) -> LoadedModel:
-        models.append(_load(path, tmp_path, settings))
-        return models[-1]
-
-    yield open_file
-    for model in models:
-        model.close()
-
-
-def _load(path: Path, folder: Path, settings: dict[str, object]) -> LoadedModel:
-    defaults = {"device": "cpu", "threads": 1, "kernel": "native", "ctx": 512, "prefix_cache": False}
-    return load_model(path, EngineConfig(**{**defaults, **settings}), memo_dir=folder)
+def opened(open_model: Open) -> Open:
+    return partial(open_model, kernel="native", ctx=512, prefix_cache=False)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -61,9 +51,9 @@ def test_nothing_changes_a_bit(written: Families, opened: Open, case: str, tmp_p
     assert warm.engine.cached_tokens("a") >= 2 * BLOCK_SIZE > WINDOW
 
     disk = {"prefix_cache": True, "cache_dir": tmp_path / "prefix"}
-    first = _load(path, tmp_path, disk)
-    answer(first, PROMPT)
-    first.close()
+    config = EngineConfig(device="cpu", threads=1, kernel="native", ctx=512, **disk)
+    with closing(load_model(path, config, memo_dir=tmp_path)) as first:
+        answer(first, PROMPT)
     again = opened(path, **disk)
     assert same(answer(again, PROMPT), expected)
     assert again.engine.cached_tokens("a") == len(PROMPT) - 1

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from families import CASES, WINDOW, Families, prompt_ids
+from families import CASES, WINDOW, Families
+from logits import logits_of, prompt_ids
 
 from infer.quant.kernels import native
 from infer.quant.kernels import native_abi as abi
-from infer.runtime.batch import build_batch
 from infer.runtime.bench import weight_bytes
-from infer.runtime.config import BLOCK_SIZE, EngineConfig
+from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.errors import CheckpointError, InferError, UnsupportedModelError
-from infer.runtime.loader import LoadedModel, load_model
-from infer.runtime.request import Request, Sequence
-from infer.samplers.params import SamplingParams
+from infer.runtime.loader import LoadedModel
 
 Open = Callable[..., LoadedModel]
 
@@ -31,44 +30,19 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Families:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    models: list[LoadedModel] = []
-
-    def open_file(path: Path, **settings: object) -> LoadedModel:
-        config = EngineConfig(
-            **{"device": "cpu", "threads": 1, "ctx": 512, "prefix_cache": False, **settings}
-        )
-        models.append(load_model(path, config, memo_dir=tmp_path))
-        return models[-1]
-
-    yield open_file
-    for model in models:
-        model.close()
-
-
-def _logits(model: LoadedModel, ids: tuple[int, ...], steps: list[int]) -> torch.Tensor:
-    """[len(ids), vocab]: the logits of every position, computed in steps of so many tokens each."""
-    seq = Sequence(Request("0", ids, SamplingParams()), list(ids), block_table=list(range(8)))
-    found = []
-    for count in steps:
-        batch = build_batch([(seq, count)])
-        object.__setattr__(batch, "output_rows", torch.arange(count, dtype=torch.int32))
-        found.append(model.engine._runner.forward(batch).clone())
-        seq.num_computed += count
-    return torch.cat(found)
+def opened(open_model: Open) -> Open:
+    return partial(open_model, ctx=512, prefix_cache=False)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kernel", ["float32", "native"])
+@pytest.mark.parametrize("kernel", ["float32", pytest.param("native", marks=pytest.mark.native)])
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(written: Any, opened: Open, case: str, kernel: str) -> None:
-    if kernel == "native" and not native.available():
-        pytest.skip("the native library was not built here")
     path, theirs = written(case)
     ids = prompt_ids(5 * WINDOW)
     with torch.inference_mode():
         wanted = theirs(torch.tensor([ids])).logits[0]
-    found = _logits(opened(path, kernel=kernel, kv_type="f32"), ids, [50, *[1] * 30])
+    found = logits_of(opened(path, kernel=kernel, kv_type="f32"), ids, [50, *[1] * 30])
     assert (found - wanted).abs().max() <= 1e-4 * (wanted.max() - wanted.min())
 
 
@@ -80,10 +54,10 @@ def test_the_context_in_use_picks_the_factors_of_longrope(written: Any, opened: 
         wanted = theirs(torch.tensor([ids])).logits[0]
     short = opened(path, kernel="float32", kv_type="f32", ctx=64)
     spread = wanted.max() - wanted.min()
-    assert (_logits(short, ids, [50]) - wanted).abs().max() <= 1e-4 * spread
+    assert (logits_of(short, ids, [50]) - wanted).abs().max() <= 1e-4 * spread
     assert short.engine._runner.model.config.rope.factors == "short"
     long = opened(path, kernel="float32", kv_type="f32", ctx=65)
-    assert (_logits(long, ids, [50]) - wanted).abs().max() > 1e-2 * spread
+    assert (logits_of(long, ids, [50]) - wanted).abs().max() > 1e-2 * spread
     assert long.engine._runner.model.config.rope.factors == "long"
 
 
@@ -91,7 +65,7 @@ def test_the_context_in_use_picks_the_factors_of_longrope(written: Any, opened: 
 @pytest.mark.parametrize("case", CASES)
 def test_the_torch_path_agrees_within_its_precision(written: Any, opened: Open, case: str) -> None:
     path, ids = written(case, "Q8_0")[0], prompt_ids(60)
-    found, wanted = (_logits(opened(path, kernel=k), ids, [60]) for k in ("torch", "float32"))
+    found, wanted = (logits_of(opened(path, kernel=k), ids, [60]) for k in ("torch", "float32"))
     assert (found - wanted).abs().mean() <= 0.02 * (wanted.max() - wanted.min())
 
 
@@ -107,7 +81,7 @@ def test_the_window_is_seen_from_its_first_token_on(
     arch = ARCHITECTURES.get(theirs.config.model_type, theirs.config.model_type)
     wide = write_gguf(tmp_path / "wide.gguf", theirs, metadata={f"{arch}.attention.sliding_window": 400})
     ids = prompt_ids(60)
-    near, far = (_logits(opened(p, kernel="float32", kv_type="f32"), ids, [60]) for p in (path, wide))
+    near, far = (logits_of(opened(p, kernel="float32", kv_type="f32"), ids, [60]) for p in (path, wide))
     assert torch.allclose(near[:WINDOW], far[:WINDOW], atol=1e-5)
     assert (near[WINDOW:] - far[WINDOW:]).abs().amax(dim=1).min() > 1e-3
 
@@ -160,14 +134,14 @@ def test_quant_leaves_routers_alone(written: Any, opened: Open) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("quant", "kernel"), [("F32", "float32"), ("F32", "native"), ("Q8_0", "float32")])
+@pytest.mark.parametrize(
+    ("quant", "kernel"),
+    [("F32", "float32"), pytest.param("F32", "native", marks=pytest.mark.native), ("Q8_0", "float32")],
+)
 def test_the_joined_up_projection_of_older_files_is_taken_apart(
     written: Any, opened: Open, tmp_path: Path, quant: str, kernel: str
 ) -> None:
     from hf_to_gguf import write_gguf
-
-    if kernel == "native" and not native.available():
-        pytest.skip("the native library was not built here")
 
     _, theirs = written("deepseek2, lite")
     config = theirs.config
@@ -181,7 +155,7 @@ def test_the_joined_up_projection_of_older_files_is_taken_apart(
     ids = prompt_ids(70)
     with torch.inference_mode():
         wanted = theirs(torch.tensor([ids])).logits[0]
-    found = _logits(opened(path, kernel=kernel, kv_type="f32"), ids, [70])
+    found = logits_of(opened(path, kernel=kernel, kv_type="f32"), ids, [70])
     if quant == "F32":
         assert (found - wanted).abs().max() <= 1e-4 * (wanted.max() - wanted.min())
     else:

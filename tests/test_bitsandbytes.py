@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,19 @@ import pytest
 import safetensors.torch
 import torch
 from hf_folders import write_folder
+from logits import logits_of
 
 from infer.quant.base import PlanarFormat, QuantizedTensor, get_format
 from infer.quant.bnb import TABLES, quantize_table, table_of
 from infer.quant.kernels import native, reference
 from infer.quant.kernels.base import WeightSource, create_kernel
-from infer.runtime.batch import build_batch
 from infer.runtime.checkpoint.folder.bitsandbytes import joined
 from infer.runtime.checkpoint.folder.shards import open_shards
-from infer.runtime.config import EngineConfig
 from infer.runtime.errors import InferError, UsageError
-from infer.runtime.loader import LoadedModel, load_model
-from infer.runtime.request import Request, Sequence
-from infer.samplers.params import SamplingParams
+from infer.runtime.loader import LoadedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+Open = Callable[..., LoadedModel]
 CPU = torch.device("cpu")
 ISAS = native.offered(native.load()) if native.available() else []
 
@@ -237,61 +236,42 @@ def written(tmp_path_factory: pytest.TempPathFactory, library: Any) -> Callable[
     return make
 
 
-def open_folder(path: Path, **settings: Any) -> LoadedModel:
-    config = EngineConfig(
-        **{"device": "cpu", "threads": 1, "ctx": 128, "prefix_cache": False, "kv_type": "f32", **settings}
-    )
-    return load_model(path, config, memo_dir=path)
+@pytest.fixture
+def opened(open_model: Open) -> Open:
+    return partial(open_model, ctx=128, prefix_cache=False, kv_type="f32")
 
 
-def logits_of(model: LoadedModel, ids: list[int], steps: list[int]) -> torch.Tensor:
-    seq = Sequence(Request("0", tuple(ids), SamplingParams()), ids, block_table=[0, 1])
-    found = []
-    for count in steps:
-        batch = build_batch([(seq, count)])
-        object.__setattr__(batch, "output_rows", torch.arange(count, dtype=torch.int32))
-        found.append(model.engine._runner.forward(batch).clone())
-        seq.num_computed += count
-    model.close()
-    return torch.cat(found)
-
-
-@pytest.mark.parametrize("kernel", ["float32", "native"])
+@pytest.mark.parametrize("kernel", ["float32", pytest.param("native", marks=pytest.mark.native)])
 @pytest.mark.parametrize("kind", ["nf4", "nf4, twice", "fp4, twice"])
 def test_a_checkpoint_of_four_bits_gives_the_logits_of_transformers(
-    written: Any, kind: str, kernel: str
+    written: Any, opened: Open, kind: str, kernel: str
 ) -> None:
-    if kernel == "native" and not ISAS:
-        pytest.skip("the native library was not built here")
     path, theirs = written(kind)
-    ids = [7 * number % 500 for number in range(60)]
+    ids = tuple(7 * number % 500 for number in range(60))
     with torch.inference_mode():
         wanted = theirs(torch.tensor([ids])).logits[0]
-    found = logits_of(open_folder(path, kernel=kernel), ids, [50, *[1] * 10])
+    found = logits_of(opened(path, kernel=kernel), ids, [50, *[1] * 10])
     assert (found - wanted).abs().max() <= 1e-4 * (wanted.max() - wanted.min())
-    assert (
-        torch.equal(logits_of(open_folder(path, kernel=kernel), ids, [1] * 60), found) or kernel == "float32"
-    )
+    assert torch.equal(logits_of(opened(path, kernel=kernel), ids, [1] * 60), found) or kernel == "float32"
 
 
-def test_a_checkpoint_of_int8_runs_on_the_dequantized_weights(written: Any) -> None:
+def test_a_checkpoint_of_int8_runs_on_the_dequantized_weights(written: Any, opened: Open) -> None:
     """The library's own product rounds activations to 8 bits per row; the weights are what can be compared."""
     path, theirs = written("int8")
-    ids = [7 * number % 500 for number in range(40)]
+    ids = tuple(7 * number % 500 for number in range(40))
     with torch.inference_mode():
         rough = theirs(torch.tensor([ids])).logits[0]
-    found = logits_of(open_folder(path, kernel="float32"), ids, [40])
+    found = logits_of(opened(path, kernel="float32"), ids, [40])
     assert (found - rough).abs().mean() <= 0.02 * (rough.max() - rough.min())
     if ISAS:
-        codes = logits_of(open_folder(path, kernel="native"), ids, [40])
+        codes = logits_of(opened(path, kernel="native"), ids, [40])
         assert (found - codes).abs().mean() <= 0.01 * (rough.max() - rough.min())
-        assert torch.equal(logits_of(open_folder(path, kernel="native"), ids, [7, 33]), codes)
+        assert torch.equal(logits_of(opened(path, kernel="native"), ids, [7, 33]), codes)
 
 
-def test_what_runs_is_shown(written: Any) -> None:
-    model = open_folder(written("nf4, twice")[0])
+def test_what_runs_is_shown(written: Any, opened: Open) -> None:
+    model = opened(written("nf4, twice")[0])
     assert model.quantization.startswith("F32") and "NF4" in model.quantization
-    model.close()
 
 
 def test_no_part_of_it_needs_the_library(written: Any) -> None:
@@ -352,48 +332,47 @@ def test_parts_that_do_not_fit_are_one_line(
     assert str(caught.value).isprintable()
 
 
-def test_quantize_on_load_to_nf4_is_exact_in_company(written: Any) -> None:
-    if not ISAS:
-        pytest.skip("the native library was not built here")
+@pytest.mark.native
+def test_quantize_on_load_to_nf4_is_exact_in_company(written: Any, opened: Open) -> None:
     path = written("nf4")[0].parent / "plain"
-    ids = [11 * number % 500 for number in range(40)]
-    whole, steps = (logits_of(open_folder(path, quant="nf4"), ids, s) for s in ([40], [1, 7, 32]))
+    ids = tuple(11 * number % 500 for number in range(40))
+    whole, steps = (logits_of(opened(path, quant="nf4"), ids, s) for s in ([40], [1, 7, 32]))
     assert torch.equal(whole, steps)
 
 
 @pytest.mark.parametrize("kind", ["nf4, twice", "fp4, twice", "int8"])
-def test_the_librarys_own_kernels_agree_within_their_precision(written: Any, kind: str) -> None:
+def test_the_librarys_own_kernels_agree_within_their_precision(written: Any, opened: Open, kind: str) -> None:
     path, theirs = written(kind)
-    ids = [7 * number % 500 for number in range(40)]
+    ids = tuple(7 * number % 500 for number in range(40))
     with torch.inference_mode():
         wanted = theirs(torch.tensor([ids])).logits[0]
-    model = open_folder(path, kernel="bnb")
+    model = opened(path, kernel="bnb")
     assert (model.kernel, model.exact) == ("bnb", False)
     found = logits_of(model, ids, [30, *[1] * 10])
     assert (found - wanted).abs().mean() <= 0.02 * (wanted.max() - wanted.min())
 
 
-def test_the_librarys_kernels_hold_what_was_rounded_on_load(written: Any) -> None:
+def test_the_librarys_kernels_hold_what_was_rounded_on_load(written: Any, opened: Open) -> None:
     path = written("nf4")[0].parent / "plain"
-    ids = [7 * number % 500 for number in range(40)]
-    found, wanted = (
-        logits_of(open_folder(path, kernel=k, quant="nf4"), ids, [40]) for k in ("bnb", "float32")
-    )
+    ids = tuple(7 * number % 500 for number in range(40))
+    found, wanted = (logits_of(opened(path, kernel=k, quant="nf4"), ids, [40]) for k in ("bnb", "float32"))
     assert (found - wanted).abs().mean() <= 0.02 * (wanted.max() - wanted.min())
 
 
-def test_without_the_library_its_kernels_are_one_line(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_its_kernels_are_one_line(
+    written: Any, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(UsageError, match="--kernel bnb: bitsandbytes cannot be imported here: "):
-        open_folder(written("nf4")[0], kernel="bnb")
+        opened(written("nf4")[0], kernel="bnb")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", ["torch", "bnb"])
 @pytest.mark.parametrize("kind", ["nf4, twice", "fp4, twice", "int8"])
-def test_the_checkpoints_run_on_cuda(written: Any, kind: str, kernel: str) -> None:
+def test_the_checkpoints_run_on_cuda(written: Any, opened: Open, kind: str, kernel: str) -> None:
     path, _ = written(kind)
-    ids = [7 * number % 500 for number in range(40)]
-    wanted = logits_of(open_folder(path, kernel="float32"), ids, [40])
-    found = logits_of(open_folder(path, kernel=kernel, device="cuda", kv_type="bf16"), ids, [40]).cpu()
+    ids = tuple(7 * number % 500 for number in range(40))
+    wanted = logits_of(opened(path, kernel="float32"), ids, [40])
+    found = logits_of(opened(path, kernel=kernel, device="cuda", kv_type="bf16"), ids, [40]).cpu()
     assert (found - wanted).abs().mean() <= 0.02 * (wanted.max() - wanted.min())

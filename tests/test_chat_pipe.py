@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_model import Script, ScriptedModel, install, stub_engine
+from scripted_model import Script, ScriptedModel, install
 from terminal import Terminal
 
 from infer.cli.main import invoke
@@ -38,10 +38,7 @@ class Home:
         data = stdin if isinstance(stdin, bytes) else stdin.encode()
         self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
         code = invoke(["chat", *arguments])
-        self.prompts = [
-            bytes(token for token in request.prompt_ids if token < 256).decode()
-            for request in model.engine.requests
-        ]
+        self.prompts = model.prompts
         return code, *self._capsys.readouterr()
 
     def texts(self, name: str) -> list[str]:
@@ -50,13 +47,8 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Home:
-    for variable in list(os.environ):
-        if variable.startswith("INFER_"):
-            monkeypatch.delenv(variable)
-    stub_engine(monkeypatch)
-    monkeypatch.setenv("INFER_HOME", str(tmp_path / "home"))
-    return Home(tmp_path / "home", monkeypatch, capsys)
+def home(scripted_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Home:
+    return Home(scripted_home, monkeypatch, capsys)
 
 
 def test_each_line_is_answered(home: Home) -> None:

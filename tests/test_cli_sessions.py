@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_model import Script, ScriptedModel, install, stub_engine
+from scripted_model import Script, ScriptedModel, install
 
 from infer.cli.main import invoke
 
@@ -54,8 +54,7 @@ class Home:
     @property
     def prompt(self) -> str:
         assert self.model is not None
-        ids = self.model.engine.requests[0].prompt_ids
-        return bytes(token for token in ids if token < 256).decode()
+        return self.model.prompts[0]
 
     def file(self, name: str) -> Path:
         return self.path / "state" / "sessions" / f"{name}.jsonl"
@@ -68,13 +67,8 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Home:
-    for variable in list(os.environ):
-        if variable.startswith("INFER_"):
-            monkeypatch.delenv(variable)
-    stub_engine(monkeypatch)
-    monkeypatch.setenv("INFER_HOME", str(tmp_path / "home"))
-    return Home(tmp_path / "home", monkeypatch, capsys)
+def home(scripted_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Home:
+    return Home(scripted_home, monkeypatch, capsys)
 
 
 def test_a_conversation_goes_on(home: Home) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from infer.runtime.config import BLOCK_SIZE, EngineConfig
+from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.errors import ContextLengthError, NumericalError, UsageError
 from infer.runtime.generation import TextStream, generate
-from infer.runtime.loader import LoadedModel, load_model
+from infer.runtime.loader import LoadedModel
 from infer.runtime.request import FinishReason, Request
 from infer.samplers.params import SamplingParams
 
@@ -20,18 +20,13 @@ Load = Callable[..., LoadedModel]
 
 
 @pytest.fixture
-def load(tiny_llama: Callable[..., Path], tmp_path: Path) -> Iterator[Load]:
-    """Loads the tiny model with the exact kernel and the given engine settings; closes everything afterwards."""
-    opened: list[LoadedModel] = []
+def load(tiny_llama: Callable[..., Path], open_model: Load) -> Load:
+    """Loads the tiny model with the exact kernel and the given engine settings."""
 
-    def open_model(*, arch: str = "llama", **settings: object) -> LoadedModel:
-        config = EngineConfig(**{"device": "cpu", "threads": 1, "kernel": "reference", **settings})
-        opened.append(load_model(tiny_llama(arch=arch, quant="Q8_0"), config, memo_dir=tmp_path))
-        return opened[-1]
+    def load_tiny(*, arch: str = "llama", **settings: object) -> LoadedModel:
+        return open_model(tiny_llama(arch=arch, quant="Q8_0"), **{"kernel": "reference", **settings})
 
-    yield open_model
-    for model in opened:
-        model.close()
+    return load_tiny
 
 
 def _prompt(seed: int, length: int) -> tuple[int, ...]:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hf_folders import CASES, WINDOW, folder_copier, folder_maker, write_folder
+from logits import logits_of, prompt_ids
 
 from infer.quant.kernels import native
-from infer.runtime.batch import build_batch
-from infer.runtime.config import BLOCK_SIZE, EngineConfig
-from infer.runtime.loader import LoadedModel, load_model
-from infer.runtime.request import Request, Sequence
+from infer.runtime.config import BLOCK_SIZE
+from infer.runtime.loader import LoadedModel
+from infer.runtime.request import Request
 from infer.samplers.params import SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -33,19 +33,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    models: list[LoadedModel] = []
-
-    def open_folder(path: Path, **settings: object) -> LoadedModel:
-        config = EngineConfig(
-            **{"device": "cpu", "threads": 1, "ctx": 512, "prefix_cache": False, **settings}
-        )
-        models.append(load_model(path, config, memo_dir=tmp_path))
-        return models[-1]
-
-    yield open_folder
-    for model in models:
-        model.close()
+def opened(open_model: Open) -> Open:
+    return partial(open_model, ctx=512, prefix_cache=False)
 
 
 @pytest.fixture
@@ -53,39 +42,20 @@ def copied(written: Written, tmp_path: Path) -> Callable[..., Path]:
     return folder_copier(written, tmp_path / "copy")
 
 
-def _prompt(length: int, seed: int = 1) -> tuple[int, ...]:
-    draw = random.Random(seed)
-    return tuple(draw.randrange(500) for _ in range(length))
-
-
-def _logits(model: LoadedModel, ids: tuple[int, ...], steps: list[int]) -> torch.Tensor:
-    """[len(ids), vocab]: the logits of every position, computed in steps of so many tokens each."""
-    seq = Sequence(Request("0", ids, SamplingParams()), list(ids), block_table=list(range(8)))
-    found = []
-    for count in steps:
-        batch = build_batch([(seq, count)])
-        object.__setattr__(batch, "output_rows", torch.arange(count, dtype=torch.int32))
-        found.append(model.engine._runner.forward(batch).clone())
-        seq.num_computed += count
-    return torch.cat(found)
-
-
-@pytest.mark.parametrize("kernel", ["float32", "native"])
+@pytest.mark.parametrize("kernel", ["float32", pytest.param("native", marks=pytest.mark.native)])
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(written: Written, opened: Open, case: str, kernel: str) -> None:
-    if kernel == "native" and not native.available():
-        pytest.skip("the native library was not built here")
     path, theirs = written(case)
-    ids = _prompt(5 * WINDOW)
+    ids = prompt_ids(5 * WINDOW)
     with torch.inference_mode():
         wanted = theirs(torch.tensor([ids])).logits[0]
-    found = _logits(opened(path, kernel=kernel, kv_type="f32"), ids, [50, *[1] * 30])
+    found = logits_of(opened(path, kernel=kernel, kv_type="f32"), ids, [50, *[1] * 30])
     assert (found - wanted).abs().max() <= 1e-4 * (wanted.max() - wanted.min())
 
 
 def test_older_spellings_of_the_rope_mean_the_same(written: Written, opened: Open, copied: Any) -> None:
     """config.json as transformers 4 wrote it."""
-    ids = _prompt(60)
+    ids = prompt_ids(60)
     for case in ("llama, yarn", "llama, llama3", "gemma3", "phi3, long"):
         path, _ = written(case)
         new = json.loads((path / "config.json").read_text())["rope_parameters"]
@@ -97,7 +67,7 @@ def test_older_spellings_of_the_rope_mean_the_same(written: Written, opened: Ope
         if partial := full.pop("partial_rotary_factor", None):
             old["partial_rotary_factor"] = partial
         folder = copied(case, **old, rope_scaling={**full, "type": kind})
-        wanted, found = (_logits(opened(p, kernel="float32"), ids, [60]) for p in (path, folder))
+        wanted, found = (logits_of(opened(p, kernel="float32"), ids, [60]) for p in (path, folder))
         assert torch.equal(found, wanted), case
         shutil.rmtree(folder)
 
@@ -108,13 +78,13 @@ def test_half_precision_runs_as_it_is(written: Written, opened: Open, dtype: tor
 
     for case in ("gemma2", "phi3"):
         path, _ = written(case, dtype)
-        ids = _prompt(60)
+        ids = prompt_ids(60)
         theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
         with torch.inference_mode():
             wanted = theirs(torch.tensor([ids])).logits[0]
         for kernel in ("float32", "native"):
             model = opened(path, kernel=kernel, kv_type="f32")
-            found = _logits(model, ids, [50, *[1] * 10])
+            found = logits_of(model, ids, [50, *[1] * 10])
             assert (found - wanted).abs().max() <= 1e-4 * (wanted.max() - wanted.min()), (case, kernel)
             assert model.quantization.startswith({torch.bfloat16: "BF16", torch.float16: "F16"}[dtype])
 
@@ -123,8 +93,8 @@ def test_shards_are_one_model(written: Written, opened: Open, tmp_path: Path) ->
     path, theirs = written("qwen2")
     sharded = write_folder(tmp_path / "sharded", theirs, max_shard_size="150KB")
     assert len(list(sharded.glob("model-*.safetensors"))) > 2
-    ids = _prompt(40)
-    whole, parts = (_logits(opened(p, kernel="float32"), ids, [40]) for p in (path, sharded))
+    ids = prompt_ids(40)
+    whole, parts = (logits_of(opened(p, kernel="float32"), ids, [40]) for p in (path, sharded))
     assert torch.equal(whole, parts)
 
 
@@ -158,14 +128,14 @@ def test_chunks_company_and_a_cache_hit_change_no_bit(
     written: Written, opened: Open, case: str, quant: str | None
 ) -> None:
     path, _ = written(case)
-    prompt = _prompt(2 * BLOCK_SIZE + 20)
+    prompt = prompt_ids(2 * BLOCK_SIZE + 20)
     tokens, logits = _answer(opened(path, quant=quant), {"a": prompt})
     assert len(logits) == 5
     for chunk in (1, 7):
         found = _answer(opened(path, quant=quant, prefill_chunk=chunk), {"a": prompt})
         assert found[0] == tokens
         assert all(map(torch.equal, found[1], logits))
-    others = {str(number): _prompt(9 * number + 1, number) for number in range(5)}
+    others = {str(number): prompt_ids(9 * number + 1, number) for number in range(5)}
     crowd = opened(path, quant=quant, kv_blocks=40, threads=2, prefill_chunk=100)
     assert _answer(crowd, {**others, "a": prompt})[0] == tokens
     warm = opened(path, quant=quant, prefix_cache=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ import torch
 from command_line import Infer
 from tiny_models import CORPUS
 
-from infer.runtime.config import BLOCK_SIZE, EngineConfig
+from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.errors import NumericalError, UsageError
-from infer.runtime.loader import LoadedModel, load_model
+from infer.runtime.loader import LoadedModel
 from infer.runtime.perplexity import cut_windows, measure_perplexity, scored_from, window_logprobs
 from infer.runtime.request import FinishReason, Request, RequestOutput
 from infer.runtime.scoring import token_logprobs
@@ -30,18 +30,13 @@ PREFILL_ONLY = SamplingParams(max_tokens=0)
 
 
 @pytest.fixture
-def load(tiny_llama: Callable[..., Path], tmp_path: Path) -> Iterator[Load]:
-    """Loads a tiny model with the exact kernel and the given engine settings; closes everything afterwards."""
-    opened: list[LoadedModel] = []
+def load(tiny_llama: Callable[..., Path], open_model: Load) -> Load:
+    """Loads a tiny model with the exact kernel and the given engine settings."""
 
-    def open_model(path: Path | None = None, **settings: object) -> LoadedModel:
-        config = EngineConfig(**{"device": "cpu", "threads": 1, "kernel": "reference", **settings})
-        opened.append(load_model(path or tiny_llama(quant="Q8_0"), config, memo_dir=tmp_path))
-        return opened[-1]
+    def load_tiny(path: Path | None = None, **settings: object) -> LoadedModel:
+        return open_model(path or tiny_llama(quant="Q8_0"), **{"kernel": "reference", **settings})
 
-    yield open_model
-    for model in opened:
-        model.close()
+    return load_tiny
 
 
 def _prompt(seed: int, length: int) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_model import Script, ScriptedModel, install, make_tokenizer, stub_engine
+from scripted_model import Script, ScriptedModel, install, make_tokenizer
 
 from infer.cli.main import invoke
 from infer.runtime.tokenizer.chat_template import ChatTemplate
@@ -135,21 +134,13 @@ class Home:
         install(model, self._monkeypatch.setattr)
         self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
         code = invoke(["run", *arguments])
-        self.prompts = [
-            bytes(token for token in request.prompt_ids if token < 256).decode()
-            for request in model.engine.requests
-        ]
+        self.prompts = model.prompts
         return code, *self._capsys.readouterr()
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Home:
-    for variable in list(os.environ):
-        if variable.startswith("INFER_"):
-            monkeypatch.delenv(variable)
-    stub_engine(monkeypatch)
-    monkeypatch.setenv("INFER_HOME", str(tmp_path / "home"))
-    return Home(tmp_path / "home", monkeypatch, capsys)
+def home(scripted_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Home:
+    return Home(scripted_home, monkeypatch, capsys)
 
 
 def test_thinking_is_no_part_of_stdout(home: Home) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from infer.runtime.errors import UsageError
 from infer.runtime.kvcache.block_pool import BlockPool
 from infer.runtime.kvcache.prefix import ROOT, PrefixCache
 from infer.runtime.kvcache.window import blocks_behind, blocks_held, first_visible
-from infer.runtime.loader import LoadedModel, load_model
+from infer.runtime.loader import LoadedModel
 from infer.runtime.request import Request
 from infer.samplers.params import SamplingParams
 
@@ -31,26 +31,22 @@ HELD = blocks_held(WINDOW, CHUNK, CTX)
 
 
 @pytest.fixture
-def load(tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+def load(tiny_llama: Callable[..., Path], open_model: Load, monkeypatch: pytest.MonkeyPatch) -> Load:
     """Loads a tiny model with windows; frees=False makes an engine that keeps every block."""
-    opened: list[LoadedModel] = []
     # Of so small a model every block is computed faster than it is read; here all are to be read.
     monkeypatch.setattr(assembly, "ASSUMED_RATE", {"cpu": 1e-9})
     monkeypatch.setattr(assembly.PrefillRate, "measured", lambda self, tokens, seconds: None)
 
-    def open_model(window: int = WINDOW, *, frees: bool = True, **settings: object) -> LoadedModel:
+    def load_tiny(window: int = WINDOW, *, frees: bool = True, **settings: object) -> LoadedModel:
         metadata = {"llama.attention.sliding_window": window}
         path = tiny_llama(quant="Q8_0", ctx=CTX, metadata=metadata)
-        defaults = {"device": "cpu", "threads": 1, "kernel": KERNELS[-1], "prefill_chunk": CHUNK}
+        defaults = {"kernel": KERNELS[-1], "prefill_chunk": CHUNK}
         with monkeypatch.context() as patch:
             if not frees:
                 patch.setattr(ModelConfig, "cache_window", 0)
-            opened.append(load_model(path, EngineConfig(**{**defaults, **settings}), memo_dir=tmp_path))
-        return opened[-1]
+            return open_model(path, **{**defaults, **settings})
 
-    yield open_model
-    for model in opened:
-        model.close()
+    return load_tiny
 
 
 def _prompt(seed: int, length: int) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +104,6 @@ class Families:
             path = write_gguf(self._folder / f"{len(self._made)}.gguf", model, quant)
             self._made[case, quant] = path, model
         return self._made[case, quant]
-
-
-def prompt_ids(length: int, seed: int = 1) -> tuple[int, ...]:
-    draw = random.Random(seed)
-    return tuple(draw.randrange(500) for _ in range(length))
 
 
 def answer(

@@ -167,6 +167,14 @@ class ScriptedModel:
         self.warnings = script.warnings
         self.closed = False
 
+    @property
+    def prompts(self) -> list[str]:
+        """The texts it was asked to go on from, without control tokens."""
+        return [
+            bytes(token for token in request.prompt_ids if token < 256).decode()
+            for request in self.engine.requests
+        ]
+
     def close(self) -> None:
         self.closed = True
 
