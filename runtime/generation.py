@@ -141,13 +141,10 @@ class TextStream:
             stopped = self._detokenizer.stopped
             generation.stop_reason = output.stop_reason if stopped is None else stopped
             self._end(output.finish_reason if stopped is None else FinishReason.STOP)
-        elif self._splitter is not None and self._splitter.inside:
+        elif self._thinking is not None and self._splitter is not None and self._splitter.inside:
             self._thought += len(output.new_ids)
-            if (
-                self._thinking
-                and self._thinking.budget is not None
-                and self._thought >= self._thinking.budget
-            ):
+            budget = self._thinking.budget
+            if budget is not None and self._thought >= budget:
                 self._close_thinking(self._thinking.tags)
 
     def _grow(self, text: str) -> None:
