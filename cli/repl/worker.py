@@ -114,7 +114,6 @@ class Answering:
         build: Callable[[LoadedModel, list[str]], tuple[Request, Thinking | None, float]],
     ) -> None:
         self.generation: Generation | None = None
-        self.request: Request | None = None
         self.notices: list[str] = []
         self._build = build
         self._events: SimpleQueue[bool] = SimpleQueue()
@@ -144,8 +143,8 @@ class Answering:
             return
         from infer.runtime.generation import TextStream
 
-        self.request, thinking, tokenize_s = self._build(model, self.notices)
-        stream = TextStream(model.engine, model.tokenizer, self.request, thinking=thinking)
+        request, thinking, tokenize_s = self._build(model, self.notices)
+        stream = TextStream(model.engine, model.tokenizer, request, thinking=thinking)
         stream.generation.stats.load_s, stream.generation.stats.tokenize_s = model.load_s, tokenize_s
         self.generation = stream.generation
         self._events.put(True)
