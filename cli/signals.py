@@ -25,10 +25,15 @@ TERMINATED = 143
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds the main thread has to notice a signal, unless it is `patient`.
 _GRACE_S = 2.0
-_noticed = threading.Event()
-_patient = threading.Event()
 _pipes: list[int] = []  # the write end, once installed
 _DEALT_WITH = b"\0"  # in the pipe after a signal: the next one is a first one again
+
+
+class _State:
+    """Plain values, no threading.Event: its lock would block a handler that interrupts another one for ever."""
+
+    noticed = False
+    patient = False
 
 
 class Terminated(BaseException):
@@ -36,7 +41,7 @@ class Terminated(BaseException):
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    _noticed.set()
+    _State.noticed = True
     if number == signal.SIGHUP:
         signal.signal(number, signal.SIG_IGN)  # it comes twice: from the kernel and from the shell
     if _importing(frame):
@@ -73,7 +78,7 @@ def _watch(reader: int) -> None:
     last: int | None = None
     while True:
         if not select.select([reader], [], [], None if last is None else _GRACE_S)[0]:
-            if last is not None and not _noticed.is_set() and not _patient.is_set():
+            if last is not None and not _State.noticed and not _State.patient:
                 _end(last)
             continue
         for number in os.read(reader, 64):
@@ -88,7 +93,7 @@ def _watch(reader: int) -> None:
 
 def dealt_with() -> None:
     """A signal has been answered and the process goes on: the next one is a first one again."""
-    _noticed.clear()
+    _State.noticed = False
     if _pipes:
         os.write(_pipes[0], _DEALT_WITH)
 
@@ -127,11 +132,11 @@ def _show_cursor() -> None:
 @contextmanager
 def patient() -> Iterator[None]:
     """A signal waits for the main thread however long that takes: there is something to keep."""
-    _patient.set()
+    _State.patient = True
     try:
         yield
     finally:
-        _patient.clear()
+        _State.patient = False
 
 
 def leave(code: int) -> None:
@@ -148,7 +153,7 @@ def held() -> Iterator[None]:
     arrived: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        _noticed.set()
+        _State.noticed = True
         arrived.append(number)
 
     heeded = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
