@@ -34,7 +34,7 @@ _LARGEST = 1 << 20  # bytes of a config file or a template
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 _MAY_BE_EMPTY = ("system", "prefill", "samplers")
-_WORDS = {
+WORDS = {
     str: "text",
     int: "a whole number",
     float: "a number",
@@ -246,7 +246,7 @@ def from_text(setting: Setting, text: str, where: str) -> object:
             return text.splitlines()
         return setting.kind(text)
     except ValueError:
-        raise UsageError(f"{where}: must be {_WORDS[setting.kind]}, not {text!r}") from None
+        raise UsageError(f"{where}: must be {WORDS[setting.kind]}, not {text!r}") from None
 
 
 def _from_toml(setting: Setting, value: object, where: str) -> object:
@@ -259,7 +259,7 @@ def _from_toml(setting: Setting, value: object, where: str) -> object:
         return float(value)
     if kind is not list and type(value) is kind:
         return value
-    raise UsageError(f"{where} must be {_WORDS[kind]}, not {value!r}")
+    raise UsageError(f"{where} must be {WORDS[kind]}, not {value!r}")
 
 
 def read_config(path: Path) -> dict[str, Any]:

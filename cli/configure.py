@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from infer.cli import config, render, toml_edit
+from infer.cli.input import checked_argument
 from infer.cli.options import JsonOptions, SourceOptions, complete_model, takes
 from infer.runtime.errors import UsageError, did_you_mean
 
@@ -72,7 +73,10 @@ def set_(
     key = config.key(setting.name)
     if setting.kind is not list and len(values) > 1:
         raise UsageError(f"{key} takes one value, not {len(values)}: put it in quotes")
+    values = [checked_argument(f"the value of {key}", text) for text in values]
     value = values if setting.kind is list else config.from_text(setting, values[0], key)
+    if value != value:  # NaN
+        raise UsageError(f"{key}: must be {config.WORDS[setting.kind]}, not {values[0]!r}")
     if model is not None and key == "model":
         raise UsageError("model --for MODEL: a model cannot choose another")
     _change(setting, model, value)
@@ -144,4 +148,5 @@ def _text(value: Any) -> str:
 def _change(setting: config.Setting, model: str | None, value: object | None) -> None:
     """Raises UsageError where the file is no config file or this place in it needs an editor."""
     key = config.key(setting.name)
+    model = None if model is None else checked_argument("--for", model)
     config.write_value((key,) if model is None else (config.MODELS, model, key), value)

@@ -128,8 +128,6 @@ def decode(data: bytes, name: str, raw: bool, notes: Notes) -> str:
 
 def read_stdin(raw: bool, notes: Notes) -> str:
     """All of stdin. Says so on stderr when nothing has come for `SILENT_S` seconds."""
-    if sys.stdin is None:
-        raise UsageError("stdin is closed: give the prompt as an argument or with -f FILE")
     if is_terminal(sys.stdin):
         notes.note("reading the prompt from the terminal; end it with Ctrl-D on a line of its own")
         return decode(_read_all(stdin_reader(), "stdin"), "stdin", raw, notes)
@@ -152,6 +150,9 @@ def _stdin_has_input() -> bool:
 
 
 def stdin_reader() -> Callable[[int], bytes]:
+    """Reads up to N bytes; b"" at the end. Raises UsageError where stdin was closed before the program began."""
+    if sys.stdin is None:
+        raise UsageError("stdin is closed: give the text as an argument, in a file or through a pipe")
     try:
         descriptor = sys.stdin.fileno()
     except (io.UnsupportedOperation, ValueError):

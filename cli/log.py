@@ -10,6 +10,7 @@ import typer
 
 from infer.cli import config, render
 from infer.cli.config import Exclusion
+from infer.cli.input import checked_argument
 from infer.cli.options import JsonOptions, NoteOptions, Options, takes
 from infer.cli.output import write_result
 from infer.cli.signals import held
@@ -111,7 +112,7 @@ def log(
         return
     if limit < 1:
         raise UsageError(f"--limit must be at least 1, not {limit}")
-    found = store.find(" ".join(words), limit=limit)
+    found = store.find(checked_argument("the query", " ".join(words)), limit=limit)
     if options.json:
         write_result({"log": str(store.path), "exchanges": [dataclasses.asdict(item) for item in found]})
         return

@@ -30,6 +30,7 @@ from infer.runtime.errors import InferError, OutputError
 if TYPE_CHECKING:
     from infer.runtime.generation import Generation
 
+_CLOSED = "stdout is closed: send it to a file or a pipe"
 _GONE = (errno.EPIPE, errno.ECONNRESET)
 # A pipe that select calls writable takes this many bytes without blocking, so a write can be short and held.
 _ATOMIC: int = getattr(select, "PIPE_BUF", 1 << 16)
@@ -45,7 +46,7 @@ class ClosedStdout(io.TextIOBase):
     """In place of a stdout that was closed before the program began: who writes to it fails, nobody else does."""
 
     def write(self, text: str) -> int:
-        raise OutputError("stdout is closed: send it to a file or a pipe")
+        raise OutputError(_CLOSED)
 
 
 class Writer(abc.ABC):
@@ -163,7 +164,7 @@ def open_writer(output: str | None) -> Writer:
     if output is not None and output != "-":
         return FileWriter(output)
     if isinstance(sys.stdout, ClosedStdout):
-        raise OutputError("stdout is closed: give -o FILE")
+        raise OutputError(_CLOSED)
     try:
         descriptor = sys.stdout.fileno()
     except (io.UnsupportedOperation, ValueError):

@@ -20,7 +20,7 @@ EXIT_CODES = {
     4: "the prompt does not fit the context",
     130: "interrupted",
     141: "the reader went away",
-    143: "terminated",
+    143: "terminated or hung up",
 }
 ABOUT = "Run language models locally: quantized weights, exact results, nothing computed twice."
 SETTINGS = (

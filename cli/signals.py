@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM raise in the main thread, so that partial text is kept; a second one ends at once.
+"""Ctrl-C, SIGTERM and SIGHUP (the terminal was closed) raise in the main thread, so that partial text is kept; a
+second one ends at once.
 
 Two moments are no good for an exception. An import swallows it or is left half done (importlib's weakref
 callbacks, numpy, torch), and a long call into a kernel, such as a prefill step of a large model, does not see it:
@@ -21,24 +22,31 @@ from infer.cli.render import animated, say
 INTERRUPTED = 130
 READER_GONE = 141
 TERMINATED = 143
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds the main thread has to notice a signal, unless it is `patient`.
 _GRACE_S = 2.0
-_noticed = threading.Event()
-_patient = threading.Event()
 _pipes: list[int] = []  # the write end, once installed
 _DEALT_WITH = b"\0"  # in the pipe after a signal: the next one is a first one again
 
 
+class _State:
+    """Plain values, no threading.Event: its lock would block a handler that interrupts another one for ever."""
+
+    noticed = False
+    patient = False
+
+
 class Terminated(BaseException):
-    """SIGTERM arrived. A BaseException, as KeyboardInterrupt is: no `except Exception` may swallow it."""
+    """SIGTERM or SIGHUP arrived. A BaseException, as KeyboardInterrupt is: no `except Exception` may swallow it."""
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    _noticed.set()
+    _State.noticed = True
+    if number == signal.SIGHUP:
+        signal.signal(number, signal.SIG_IGN)  # it comes twice: from the kernel and from the shell
     if _importing(frame):
         _end(number)
-    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 
 def _importing(frame: FrameType | None) -> bool:
@@ -50,8 +58,8 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def install() -> None:
-    """Make SIGINT (unless the shell had it ignored) and SIGTERM raise KeyboardInterrupt and `Terminated`, and a
-    second one, or one that goes unnoticed, end the process at once.
+    """Make SIGINT raise KeyboardInterrupt, SIGTERM and SIGHUP `Terminated` (SIGINT and SIGHUP unless the shell or
+    nohup had them ignored), and a second one, or one that goes unnoticed, end the process at once.
 
     Python runs signal handlers between bytecodes of the main thread, so a handler cannot end a long call into
     a kernel. The C level handler writes each signal number into a pipe as it arrives; a thread reads that.
@@ -70,14 +78,14 @@ def _watch(reader: int) -> None:
     last: int | None = None
     while True:
         if not select.select([reader], [], [], None if last is None else _GRACE_S)[0]:
-            if last is not None and not _noticed.is_set() and not _patient.is_set():
+            if last is not None and not _State.noticed and not _State.patient:
                 _end(last)
             continue
         for number in os.read(reader, 64):
             if number == _DEALT_WITH[0]:
                 last = None
             elif number in _STOPPING:
-                if last is not None:
+                if last is not None and number != signal.SIGHUP:
                     _show_cursor()
                     leave(_code(number))
                 last = number
@@ -85,7 +93,7 @@ def _watch(reader: int) -> None:
 
 def dealt_with() -> None:
     """A signal has been answered and the process goes on: the next one is a first one again."""
-    _noticed.clear()
+    _State.noticed = False
     if _pipes:
         os.write(_pipes[0], _DEALT_WITH)
 
@@ -106,12 +114,12 @@ def lent() -> Iterator[None]:
 
 def _end(number: int) -> None:
     _show_cursor()
-    say("infer: terminated" if number == signal.SIGTERM else "infer: interrupted")
+    say("infer: interrupted" if number == signal.SIGINT else "infer: terminated")
     leave(_code(number))
 
 
 def _code(number: int) -> int:
-    return TERMINATED if number == signal.SIGTERM else INTERRUPTED
+    return INTERRUPTED if number == signal.SIGINT else TERMINATED
 
 
 def _show_cursor() -> None:
@@ -124,11 +132,11 @@ def _show_cursor() -> None:
 @contextmanager
 def patient() -> Iterator[None]:
     """A signal waits for the main thread however long that takes: there is something to keep."""
-    _patient.set()
+    _State.patient = True
     try:
         yield
     finally:
-        _patient.clear()
+        _State.patient = False
 
 
 def leave(code: int) -> None:
@@ -138,14 +146,14 @@ def leave(code: int) -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Postpone SIGINT and SIGTERM to the end of the block: for "write, then note that it was written"."""
+    """Postpone SIGINT, SIGTERM and SIGHUP to the end of the block: for "write, then note that it was written"."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     arrived: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        _noticed.set()
+        _State.noticed = True
         arrived.append(number)
 
     heeded = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]

@@ -153,6 +153,27 @@ def test_a_signal_at_the_prompt_and_in_an_answer(start: Start, home: Path, tmp_p
     assert texts(home, "s") == ["hi", "Hello"]
 
 
+def test_a_terminal_that_is_closed_loses_nothing(start: Start, home: Path, tmp_path: Path) -> None:
+    """The kernel sends SIGHUP, the shell another one, and every write fails."""
+    for name, hang_after in (("idle", None), ("busy", 5)):
+        marker = tmp_path / name
+        terminal = start(name, script={"hang_after": hang_after, "marker": str(marker)} if hang_after else {})
+        terminal.prompt()
+        if hang_after:
+            terminal.send("hi\r")
+            wait_for(marker)
+        else:
+            ask(terminal, "hi")
+        terminal.hang_up()
+        if hang_after:
+            terminal.process.send_signal(signal.SIGHUP)
+        assert terminal.process.wait(60) in (
+            1,
+            143,
+        )  # the failed write, or the signal: which comes first is open
+        assert texts(home, name) == ["hi", "Hello" if hang_after else "Hello there."]
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_chat(start: Start) -> None:
     terminal = start(script={"template": None})
     assert terminal.end() == 2

@@ -174,7 +174,9 @@ def test_an_answer_comes_before_the_next_line_is_there(start: Start) -> None:
     assert (process.returncode, out, err) == (0, b"", b"")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+)
 def test_a_signal_keeps_the_partial_answer(
     start: Start, home: Home, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

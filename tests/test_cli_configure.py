@@ -178,7 +178,12 @@ def test_mistakes_are_one_line(call: Call, tmp_path: Path) -> None:
     for arguments, message in (
         (("set", "thread", "1"), "no key is called 'thread' (did you mean threads?)"),
         (("set", "temp", "warm"), "temp: must be a number, not 'warm'"),
+        (("set", "temp", "nan"), "temp: must be a number, not 'nan'"),
         (("set", "temp", "1", "2"), "temp takes one value"),
+        (("set", "system", "\udcff"), "the value of system is not UTF-8"),
+        (("set", "stop", "a", "\udcff"), "the value of stop is not UTF-8"),
+        (("set", "temp", "1", "--for", "\udcff"), "--for is not UTF-8"),
+        (("unset", "temp", "--for", "\udcff"), "--for is not UTF-8"),
         (("set", "model", "x", "--for", "y"), "a model cannot choose another"),
         (("get", "nothing"), "no key is called 'nothing'"),
     ):

@@ -99,6 +99,8 @@ def test_nothing_is_kept_until_it_is_asked_for(call: Infer, store: AnswerLog) ->
     assert call("log", "off", "-q") == (0, "", "")
     call("run", "--raw", "off again")
     assert [item.prompt for item in store.find()] == ["one more", "hi"]
+    code, _, err = call("log", "\udcff")
+    assert (code, err) == (2, "infer: error: the query is not UTF-8 text (character 1): re-encode it\n")
     assert call("log", "path") == (0, f"{store.path}\n", "")
 
 

@@ -126,7 +126,12 @@ def test_help_for_a_reader_that_left(environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")]
+    ("number", "code", "word"),
+    [
+        (signal.SIGINT, 130, b"interrupted"),
+        (signal.SIGTERM, 143, b"terminated"),
+        (signal.SIGHUP, 143, b"terminated"),
+    ],
 )
 @pytest.mark.parametrize("flag", [None, "--json", "--no-stream", "--jsonl"])
 def test_signals_keep_the_partial_text(
@@ -217,9 +222,27 @@ def test_devnull_and_closed_stdin(start: Start) -> None:
     assert finish(closed)[:2] == (0, b"Hello there.")
 
 
+def test_every_reader_of_stdin_tells_that_it_is_closed(environment: dict[str, str]) -> None:
+    readers = (
+        ["chat"],
+        ["run"],
+        ["run", "-"],
+        ["tokenize"],
+        ["template", "set", "t"],
+        ["perplexity", "-f", "-"],
+    )
+    for arguments in readers:
+        done = subprocess.run(
+            [*SCRIPTED, json.dumps({"template": "{{ messages[0].content }}"}), *arguments], env=environment,
+            capture_output=True, preexec_fn=lambda: os.close(0), timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1), arguments
+        assert b"stdin is closed" in done.stderr or b"the prompt is empty" in done.stderr
+
+
 def test_closed_stdout(start: Start) -> None:
     code, _, err = finish(start({}, "ask", stdout=None, preexec_fn=lambda: os.close(1)))
-    assert (code, err) == (1, b"infer: error: stdout is closed: give -o FILE\n")
+    assert (code, err) == (1, b"infer: error: stdout is closed: send it to a file or a pipe\n")
 
 
 def test_utf8_whatever_the_locale(start: Start, environment: dict[str, str]) -> None:

@@ -126,7 +126,9 @@ class Editor:
 
     def _start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.add_signal_handler(signal.SIGTERM, self._exit, signals.Terminated())
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._loop.add_signal_handler(number, self._exit, signals.Terminated())
         # After what the event loop has yet to do, which is to draw the prompt.
         self._loop.call_later(0.01, self._ready)
 

@@ -63,6 +63,12 @@ class Terminal:
         """As a terminal does that brackets its pastes."""
         self.send("\x1b[200~" + text.replace("\n", "\r") + "\x1b[201~")
 
+    def hang_up(self) -> None:
+        """The window is closed: the kernel sends SIGHUP, reads end and writes fail."""
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, self.master)
+        os.close(null)
+
     def interrupt(self) -> None:
         """Ctrl-C: a key where the program reads keys, else a signal."""
         self.send(b"\x03")
