@@ -1,4 +1,4 @@
-"""Checkpoint folders of every dense family: logits against transformers, exactness, what config.json may not say."""
+"""Checkpoint folders of every family: logits against transformers, exactness, what config.json may not say."""
 
 from __future__ import annotations
 
