@@ -187,10 +187,6 @@ class PlanarFormat(QuantFormat):
     """A format whose files keep codes, scales, … as tensors of their own. `open` puts rows together as `decode` and
     `row_bytes` have them; that form is its own choice."""
 
-    @property
-    def expands(self) -> bool:
-        return False
-
     @abc.abstractmethod
     def open(
         self, planes: Mapping[str, Plane], settings: Mapping[str, float], shape: tuple[int, int]

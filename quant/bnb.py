@@ -49,6 +49,7 @@ class TableFormat(PlanarFormat):
     """NF4 and FP4."""
 
     block = 2
+    type_size = 1
     bits = 4
 
     def __init__(self, name: str) -> None:
@@ -89,7 +90,8 @@ class TableFormat(PlanarFormat):
 
 class Int8Format(PlanarFormat):
     name = "INT8"
-    block = 2
+    block = 1
+    type_size = 1
     bits = 8
 
     def row_bytes(self, columns: int) -> int:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 
-from infer.quant.base import QuantFormat
+from infer.quant.base import PlanarFormat, Plane, QuantFormat
 
 
-class PlainFormat(QuantFormat):
+class PlainFormat(PlanarFormat):
+    """A file may also hold matrices [rows, K] transposed, one after another, each row's column `step` apart:
+    `transposed` is [matrices, K, rows · step], and row r of one its column r · step + first."""
+
     block = 1
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
@@ -21,6 +26,31 @@ class PlainFormat(QuantFormat):
         if data.storage_offset() % self.type_size or data.data_ptr() % self.type_size:
             data = data.clone()
         return data.view(self.dtype).reshape(shape)
+
+    def open(
+        self, planes: Mapping[str, Plane], settings: Mapping[str, float], shape: tuple[int, int]
+    ) -> Callable[[int, int], torch.Tensor]:
+        rows, step, first = (int(settings[name]) for name in ("rows", "step", "first"))
+        columns, size = shape[1], shape[1] * rows * step * self.type_size
+        held: tuple[int, torch.Tensor] | None = None  # a matrix is read once, not for each run of its rows
+
+        def matrix(index: int) -> torch.Tensor:
+            nonlocal held
+            if held is None or held[0] != index:
+                stored = self.decode(planes["transposed"](index * size, size), (columns, rows * step))
+                held = index, stored[:, first::step].T
+            return held[1]
+
+        def read(start: int, stop: int) -> torch.Tensor:
+            parts = []
+            while start < stop:
+                index, row = divmod(start, rows)
+                count = min(rows - row, stop - start)
+                parts.append(matrix(index)[row : row + count].reshape(-1))
+                start += count
+            return torch.cat(parts).view(torch.uint8)
+
+        return read
 
 
 FORMATS: dict[str, QuantFormat] = {

@@ -20,10 +20,20 @@ The internal codes are these integers: 8 bits for IQ4, 5 for FP4.
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable, Mapping
 
 import torch
 
-from infer.quant.base import SUPER, QuantFormat, QuantizedTensor, decode_codes, field, unpack_nibbles
+from infer.quant.base import (
+    SUPER,
+    PlanarFormat,
+    Plane,
+    QuantFormat,
+    QuantizedTensor,
+    decode_codes,
+    field,
+    unpack_nibbles,
+)
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -78,13 +88,37 @@ class IQ4XS(TableFormat):
         return (low + (high << 4) - 32).to(torch.int8), field(blocks, 0, 2, torch.float16)
 
 
-class MXFP4(TableFormat):
+class MXFP4(TableFormat, PlanarFormat):
+    """A file may also hold e and q as tensors of their own, `scales` and `blocks`. Byte i of q then has column 2i in
+    its low nibble and 2i + 1 in its high one, and row r is their row r · step + first."""
+
     name, block, type_size, bits, values = "MXFP4", 32, 17, 5, _FP4
 
     def scales(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         exponent = blocks[:, :1].int()
         bits = torch.where(exponent < 2, 1 << (exponent.clamp(max=1) + 21), (exponent - 1) << 23)
         return bits.view(torch.float32), None
+
+    def open(
+        self, planes: Mapping[str, Plane], settings: Mapping[str, float], shape: tuple[int, int]
+    ) -> Callable[[int, int], torch.Tensor]:
+        step, first = int(settings["step"]), int(settings["first"])
+        blocks = shape[1] // self.block
+
+        def plane(name: str, start: int, stop: int, size: int) -> torch.Tensor:
+            """uint8 [(stop - start) · blocks, size]."""
+            width = blocks * size
+            rows = planes[name](start * step * width, (stop - start) * step * width).view(-1, step, width)
+            return rows[:, first].reshape(-1, size)
+
+        def read(start: int, stop: int) -> torch.Tensor:
+            q = plane("blocks", start, stop, 16)
+            codes = unpack_nibbles(q)
+            return torch.cat(
+                (plane("scales", start, stop, 1), codes[:, :16] | codes[:, 16:] << 4), dim=1
+            ).flatten()
+
+        return read
 
 
 class NVFP4(TableFormat):

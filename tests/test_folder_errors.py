@@ -101,6 +101,16 @@ def test_a_config_that_cannot_run_is_one_line(copied: Any, changes: dict[str, An
         ("gemma3", {"sliding_window": 0.5}, "sliding_window is '0.5'"),
         ("smollm3", {"no_rope_layers": [1, 1, 0, 1]}, "no_rope_layers differs from every fourth layer"),
         ("granite", {"residual_multiplier": 1e-30}, "residual_scale is"),
+        ("mixtral", {"num_local_experts": 9}, "has shape [8, 96, 64], expected [9, 96, 64]"),
+        ("qwen3moe", {"num_experts": 16}, "num_local_experts is '12'; this version runs 16 only"),
+        ("qwen3moe", {"mlp_only_layers": [1]}, "mlp_only_layers names layers without experts"),
+        ("deepseek2, lite", {"topk_method": "noaux_tc"}, "this version runs group_limited_greedy only"),
+        ("deepseek2, lite", {"norm_topk_prob": True}, "norm_topk_prob is 'True'"),
+        ("deepseek3", {"scoring_func": "softmax"}, "this version runs sigmoid only"),
+        ("deepseek3", {"qk_head_dim": 40}, "qk_head_dim is '40'"),
+        ("gpt-oss", {"swiglu_limit": 6.0}, "swiglu_limit is '6.0'"),
+        ("gpt-oss", {"rope_parameters": ...}, "rope_scaling is missing"),
+        ("gpt-oss", {"rope_parameters": {"rope_type": "yarn", "factor": 8.0}}, "truncate is 'True'"),
         ("qwen2", {"model_type": "qwen3", "architectures": None}, "config.json says that there is no bias"),
     ],
 )  # fmt: skip
@@ -198,6 +208,14 @@ HUB = {
         }),
         ("smollm3", {"pretraining_tp": 2, "max_window_layers": 28}),
         ("granite", {"attention_dropout": 0.1, "initializer_range": 0.02}),
+        ("mixtral", {"router_aux_loss_coef": 0.02, "output_router_logits": False}),
+        ("qwen3moe", {"num_experts": 12, "num_local_experts": ..., "max_window_layers": 48, "head_dim": 32}),
+        ("deepseek2, lite", {
+            "aux_loss_alpha": 0.001, "ep_size": 1, "moe_layer_freq": 1, "n_group": 1, "topk_group": 1, "seq_aux": True,
+            "scoring_func": "softmax", "head_dim": ..., "qk_head_dim": ...,
+        }),
+        ("deepseek3", {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1, "ep_size": 1}),
+        ("gpt-oss", {"experts_per_token": 3, "initial_context_length": 4096, "swiglu_alpha": ..., "head_dim": 32}),
     ],
 )  # fmt: skip
 def test_keys_that_repositories_carry_are_no_obstacle(copied: Any, case: str, extra: dict[str, Any]) -> None:

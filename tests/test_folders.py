@@ -1,4 +1,4 @@
-"""Checkpoint folders of every dense family: logits against transformers, exactness, what config.json may not say."""
+"""Checkpoint folders of every family: logits against transformers, exactness, what config.json may not say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_folders import CASES, WINDOW, folder_copier, folder_maker, write_folder
+from hf_folders import CASES, EXPERTS, WINDOW, folder_copier, folder_maker, write_folder
 from logits import logits_of, prompt_ids
 
 from infer.quant.kernels import native
@@ -76,7 +76,7 @@ def test_older_spellings_of_the_rope_mean_the_same(written: Written, opened: Ope
 def test_half_precision_runs_as_it_is(written: Written, opened: Open, dtype: torch.dtype) -> None:
     from transformers import AutoModelForCausalLM
 
-    for case in ("gemma2", "phi3"):
+    for case in ("gemma2", "phi3", "gpt-oss"):
         path, _ = written(case, dtype)
         ids = prompt_ids(60)
         theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
@@ -201,3 +201,62 @@ def test_the_commands_take_a_folder(copied: Any, tmp_path: Path) -> None:
     assert failed.returncode == 3
     assert "give its folder" in failed.stderr
     assert len(failed.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("case", sorted({*EXPERTS} - {"gpt-oss"}))
+def test_experts_stored_together_are_the_same_model(
+    written: Written, opened: Open, tmp_path: Path, case: str
+) -> None:
+    path, theirs = written(case)
+    fused = write_folder(tmp_path / "fused", theirs, save_original_format=False)
+    ids = prompt_ids(40)
+    apart, together = (logits_of(opened(p, kernel="float32"), ids, [40]) for p in (path, fused))
+    assert torch.equal(apart, together)
+
+
+def test_layers_that_predict_further_tokens_are_not_read(opened: Open, copied: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = copied("deepseek3")
+    ids = prompt_ids(20)
+    wanted = logits_of(opened(folder, kernel="float32"), ids, [20])
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "model.layers.3.eh_proj.weight": torch.zeros(64, 128)}, file)
+    assert torch.equal(logits_of(opened(folder, kernel="float32"), ids, [20]), wanted)
+
+
+@pytest.mark.parametrize("kernel", ["float32", "native"])
+def test_gpt_oss_in_mxfp4(opened: Open, copied: Any, kernel: str) -> None:
+    """Against transformers' own expansion of the blocks; the native kernel within its precision."""
+    from hf_to_gguf import build_model
+    from safetensors.torch import load_file, save_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    if kernel == "native" and not native.available():
+        pytest.skip("the native library was not built here")
+    kind, options = CASES["gpt-oss"]
+    theirs = build_model(kind, **options)
+    folder = copied(
+        "gpt-oss", quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    )
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    draw = torch.Generator().manual_seed(5)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), generator=draw, dtype=torch.uint8)
+        scales = torch.randint(121, 124, blocks.shape[:-1], generator=draw, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        with torch.no_grad():
+            theirs.get_parameter(name).copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    save_file(tensors, file)
+    ids = prompt_ids(60)
+    found = logits_of(opened(folder, kernel=kernel, kv_type="f32"), ids, [50, *[1] * 10])
+    with torch.inference_mode():
+        wanted = theirs(torch.tensor([ids])).logits[0]
+    spread = wanted.max() - wanted.min()
+    if kernel == "native":  # rounds activations where weights are quantized
+        assert (found - wanted).abs().mean() <= 0.02 * spread
+    else:
+        assert (found - wanted).abs().max() <= 1e-4 * spread

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from infer.quant.base import PlanarFormat, get_format
+from infer.quant.base import PlanarFormat, QuantFormat, get_format
 from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
 from infer.runtime.checkpoint.base import Checkpoint, RawTensor
 from infer.runtime.config import EngineConfig, ModelConfig
@@ -105,7 +105,9 @@ class WeightLoader:
             raise UnsupportedModelError(
                 f"{self._checkpoint.path}: tensor {name} is {tensor.type}; vectors must be F32, F16 or BF16"
             )
-        values = get_format(tensor.type).decode(self._read(tensor, 0, tensor.nbytes), (1, math.prod(shape)))
+        count = math.prod(shape)
+        stored = self._rows(tensor, get_format(tensor.type), (count, 1))(0, count)
+        values = get_format(tensor.type).decode(stored, (1, count))
         self._advance(tensor)
         if not isinstance(values, torch.Tensor):
             raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name} is not a plain vector")
@@ -162,23 +164,27 @@ class WeightLoader:
         name, columns = tensor.name, tensor.shape[-1]
         try:
             form = get_format(tensor.type)
-            row_bytes = form.row_bytes(columns)
+            form.row_bytes(columns)
         except ValueError as error:
             raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
 
-        def stored(start: int, stop: int) -> torch.Tensor:
-            return self._read(tensor, start * row_bytes, (stop - start) * row_bytes)
-
-        read: Callable[[int, int], torch.Tensor] = stored
-        if isinstance(form, PlanarFormat):
-            planes = {part: partial(self._read, plane) for part, plane in tensor.planes.items()}
-            try:
-                read = form.open(planes, tensor.settings, (math.prod(tensor.shape[:-1]), columns))
-            except ValueError as error:
-                raise CheckpointError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
+        read = self._rows(tensor, form, (math.prod(tensor.shape[:-1]), columns))
         return WeightSource(
             name, (rows, columns), form, lambda start, stop: read(first + start, first + stop), quant
         )
+
+    def _rows(
+        self, tensor: RawTensor, form: QuantFormat, shape: tuple[int, int]
+    ) -> Callable[[int, int], torch.Tensor]:
+        """A reader of the rows [start, stop) of a tensor, seen as a matrix of that shape."""
+        if tensor.planes and isinstance(form, PlanarFormat):
+            planes = {part: partial(self._read, plane) for part, plane in tensor.planes.items()}
+            try:
+                return form.open(planes, tensor.settings, shape)
+            except ValueError as error:
+                raise CheckpointError(f"{self._checkpoint.path}: tensor {tensor.name}: {error}") from None
+        width = form.row_bytes(shape[1])
+        return lambda start, stop: self._read(tensor, start * width, (stop - start) * width)
 
     def _packed(self, source: WeightSource) -> PackedWeight:
         try:

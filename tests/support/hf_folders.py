@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import families
 from tiny_models import CHAT_TEMPLATE, tokenizer_metadata
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 BOS, EOS = "<|endoftext|>", "<|im_end|>"
 WINDOW = 16
 THETA = {"rope_theta": 10000.0}
+EXPERTS = ("mixtral", "qwen3moe", "deepseek2, lite", "deepseek2, grouped", "deepseek3", "gpt-oss")
 #: name → (transformers' model type, its options)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"num_hidden_layers": 2}),
@@ -70,6 +72,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_hidden_layers": 3, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
         "logits_scaling": 6.0, "tie_word_embeddings": True,
     }),
+    **{case: families.CASES[case] for case in EXPERTS},
     "smollm3": ("smollm3", {"num_hidden_layers": 4, "rope_parameters": {**THETA, "rope_type": "default"}}),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from infer.runtime.checkpoint.base import RawTensor
+from infer.runtime.checkpoint.folder import mxfp4
 from infer.runtime.checkpoint.folder.config import ConfigReader
 from infer.runtime.checkpoint.folder.shards import Shards
 from infer.runtime.checkpoint.json_file import parse_object
@@ -28,18 +29,18 @@ _PLANES = {
 METHOD = "bitsandbytes"
 
 
-def is_quantized(config: ConfigReader) -> bool:
-    """Whether bitsandbytes quantized the weights. Raises UnsupportedModelError for another method."""
+def quant_method(config: ConfigReader) -> str | None:
+    """What quantized the weights, None for nothing. Raises UnsupportedModelError for what is not read."""
     section = config.section("quantization_config")
     if section is None:
-        return False
+        return None
     old = "load_in_4bit" in section or "load_in_8bit" in section  # before there were others, it was not named
     method = section.text("quant_method", METHOD if old else None)
-    if method != METHOD:
+    if method not in (METHOD, mxfp4.METHOD):
         raise UnsupportedModelError(
-            f"{section.where}: quant_method is {shown(method)}; this version reads {METHOD}"
+            f"{section.where}: quant_method is {shown(method)}; this version reads {METHOD} and {mxfp4.METHOD}"
         )
-    return True
+    return method
 
 
 def joined(shards: Shards) -> dict[str, RawTensor]:

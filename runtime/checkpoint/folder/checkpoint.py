@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from infer.runtime.checkpoint.base import Checkpoint, RawTensor
-from infer.runtime.checkpoint.folder.bitsandbytes import is_quantized, joined
+from infer.runtime.checkpoint.folder import mxfp4
+from infer.runtime.checkpoint.folder.bitsandbytes import joined, quant_method
 from infer.runtime.checkpoint.folder.config import ConfigReader
 from infer.runtime.checkpoint.folder.families import family_of, translate
 from infer.runtime.checkpoint.folder.names import Parts, renamed
@@ -80,11 +81,13 @@ def open_folder(path: Path, names: Sequence[str]) -> FolderCheckpoint:
     values = read_object(path / CONFIG, _MAX_CONFIG)
     config = ConfigReader(values, shown_path(path / CONFIG))
     family = family_of(config)
-    quantized = is_quantized(config)
+    method = quant_method(config)
     translated = translate(config, family)
     with contextlib.ExitStack() as stack:
         shards = open_shards(path, names, stack)
-        stored = joined(shards) if quantized else shards.tensors
+        stored: Mapping[str, RawTensor] = shards.tensors
+        if method is not None:
+            stored = mxfp4.joined(stored) if method == mxfp4.METHOD else joined(shards)
         tensors, parts = renamed(stored, family, translated)
         vectors = {name: struct.pack(f"<{len(v)}f", *v) for name, v in translated.factors.items()}
         for name, data in vectors.items():

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from infer.runtime.checkpoint.folder import moe
 from infer.runtime.checkpoint.folder.config import MAX_LAYERS, ConfigReader
 from infer.runtime.checkpoint.folder.rope import Rope, Values, read_rope
+from infer.runtime.checkpoint.folder.windows import everywhere, if_used, windowed
 from infer.runtime.errors import CheckpointError, UnsupportedModelError
 
 #: keys that change no logit
@@ -39,6 +41,13 @@ _POST_NORMS = {
 }  # fmt: skip
 _ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
 _MLP = ("ffn_gate", "ffn_up", "ffn_down")
+_EXPERTS = {f"{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")}
+_LATENT = {
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b", "mlp.gate": "ffn_gate_inp",
+    **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}  # fmt: skip
 # Repositories older than a family's support in transformers bring the same classes as code, which nobody needs.
 _OWN_CLASSES = ("Config", "Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
 
@@ -48,10 +57,12 @@ class Family:
     """architecture: GGUF's name of what runs it. classes: how the names of its transformers classes begin. tied:
     whether the output is the embedding where config.json does not say. activation: its key and value.
 
-    theta, local_theta: see read_rope. names: of a layer's tensors, added to LAYER_NAMES. stacks: names of matrices that
-    an expert has, `mlp.experts.N.NAME`, to the tensor that holds all experts' one after another. norm_shift: of the
-    weights of norms. biased: matrices with a bias, whatever config.json says. extra: reads the keys only this family
-    has, the window's among them, into metadata below the architecture; None where it has neither.
+    theta, local_theta, truncate: see read_rope. names: of a layer's tensors, added to LAYER_NAMES. vectors: those whose
+    name has no `.weight`. stacks: names of matrices that an expert has, `mlp.experts.N.NAME`, to the tensor that holds
+    all experts' one after another. interleaved: see experts.taken_apart. norm_shift: of the weights of norms. biased:
+    matrices with a bias, whatever config.json says. extra: reads the keys only this family has, the window's among
+    them, into metadata below the architecture; None where it has neither. drafts: config.json may announce layers
+    behind the last one that predict further tokens (arXiv 2412.19437, 2.2); they are not used.
     """
 
     architecture: str
@@ -60,11 +71,15 @@ class Family:
     activation: tuple[str, str] = ("hidden_act", "silu")
     theta: float = 10000.0
     local_theta: float | None = None
+    truncate: bool = True
     names: Mapping[str, str] = field(default_factory=dict)
+    vectors: Mapping[str, str] = field(default_factory=dict)
     stacks: Mapping[str, str] = field(default_factory=dict)
+    interleaved: bool = False
     norm_shift: float = 0.0
     biased: tuple[str, ...] = ()
     extra: Callable[[ConfigReader, Values], None] | None = None
+    drafts: bool = False
 
     @property
     def layer_names(self) -> Mapping[str, str]:
@@ -74,12 +89,13 @@ class Family:
 @dataclass(frozen=True)
 class Translated:
     """metadata: under full names. factors: vectors that config.json holds, by tensor name. biased: names of a layer's
-    matrices that have a bias. tied: no output matrix of its own."""
+    matrices that have a bias. tied: no output matrix of its own. unused: layers whose tensors are not read."""
 
     metadata: Values
     factors: Mapping[str, list[float]]
     biased: frozenset[str]
     tied: bool
+    unused: range = range(0)
 
 
 def translate(config: ConfigReader, family: Family) -> Translated:
@@ -88,9 +104,13 @@ def translate(config: ConfigReader, family: Family) -> Translated:
     width = config.integer("hidden_size", high=1 << 24)
     context = config.integer("max_position_embeddings")
     head_dim = config.integer("head_dim", max(1, width // heads), high=4096)
-    rope = read_rope(config, context=context, theta=family.theta, local_theta=family.local_theta)
+    rope = read_rope(
+        config, context=context, theta=family.theta, local_theta=family.local_theta, truncate=family.truncate
+    )
+    layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
+    drafts = config.integer("num_nextn_predict_layers", 0, low=0, high=MAX_LAYERS) if family.drafts else 0
     keys: Values = {
-        "block_count": config.integer("num_hidden_layers", high=MAX_LAYERS),
+        "block_count": layers,
         "context_length": context,
         "embedding_length": width,
         "feed_forward_length": config.integer("intermediate_size", high=1 << 24),
@@ -120,7 +140,7 @@ def translate(config: ConfigReader, family: Family) -> Translated:
     config.ignore(HARMLESS)
     config.finish()
     metadata = {f"{family.architecture}.{key}": value for key, value in keys.items()}
-    return Translated(metadata, rope.factors, frozenset(biased), tied)
+    return Translated(metadata, rope.factors, frozenset(biased), tied, range(layers, layers + drafts))
 
 
 def _rotated(head_dim: int, rope: Rope) -> int:
@@ -132,35 +152,6 @@ def _rotated(head_dim: int, rope: Rope) -> int:
     return rotated
 
 
-def _windowed(config: ConfigReader, keys: Values, sliding: Callable[[int], bool]) -> None:
-    """`layer_types`, else `sliding` of each layer's index, says which layers have the window."""
-    layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
-    size = config.integer("sliding_window", 0, low=0)
-    kinds = config.items("layer_types")
-    if kinds is None:
-        pattern = [sliding(layer) for layer in range(layers)]
-    elif len(kinds) < layers or not set(map(str, kinds)) <= {"sliding_attention", "full_attention"}:
-        raise UnsupportedModelError(
-            f"{config.where}: layer_types is not one of sliding_attention, full_attention for each of {layers} layers"
-        )
-    else:
-        pattern = [kind == "sliding_attention" for kind in kinds[:layers]]
-    keys["attention.sliding_window"] = size
-    keys["attention.sliding_window_pattern"] = pattern
-
-
-def _everywhere(config: ConfigReader, keys: Values) -> None:
-    _windowed(config, keys, lambda layer: True)
-
-
-def _if_used(config: ConfigReader, keys: Values) -> None:
-    first = config.integer("max_window_layers", 28, low=0)
-    if config.flag("use_sliding_window", False):
-        _windowed(config, keys, lambda layer: layer >= first)
-    else:
-        config.ignore({"sliding_window", "layer_types"})
-
-
 def _gemma(config: ConfigReader, keys: Values) -> None:
     keys["attention.scale"] = config.number("query_pre_attn_scalar", 256.0) ** -0.5
     config.require("use_bidirectional_attention", False)
@@ -168,7 +159,7 @@ def _gemma(config: ConfigReader, keys: Values) -> None:
 
 def _gemma2(config: ConfigReader, keys: Values) -> None:
     _gemma(config, keys)
-    _windowed(config, keys, lambda layer: layer % 2 == 0)
+    windowed(config, keys, lambda layer: layer % 2 == 0)
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if key not in config:
             raise UnsupportedModelError(
@@ -180,7 +171,7 @@ def _gemma2(config: ConfigReader, keys: Values) -> None:
 def _gemma3(config: ConfigReader, keys: Values) -> None:
     _gemma(config, keys)
     period = config.integer("sliding_window_pattern", 6, high=MAX_LAYERS)
-    _windowed(config, keys, lambda layer: (layer + 1) % period != 0)
+    windowed(config, keys, lambda layer: (layer + 1) % period != 0)
     if "attn_logit_softcapping" in config:
         raise UnsupportedModelError(
             f"{config.where}: attn_logit_softcapping is set; this version runs gemma3 without"
@@ -190,7 +181,7 @@ def _gemma3(config: ConfigReader, keys: Values) -> None:
 
 
 def _olmo3(config: ConfigReader, keys: Values) -> None:
-    _windowed(config, keys, lambda layer: (layer + 1) % 4 != 0)
+    windowed(config, keys, lambda layer: (layer + 1) % 4 != 0)
 
 
 def _granite(config: ConfigReader, keys: Values) -> None:
@@ -215,9 +206,9 @@ def _smollm3(config: ConfigReader, keys: Values) -> None:
 #: model_type → family
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("llama", "Llama"),
-    "mistral": Family("llama", "Mistral", extra=_everywhere),
-    "qwen2": Family("qwen2", "Qwen2", biased=("attn_q", "attn_k", "attn_v"), extra=_if_used),
-    "qwen3": Family("qwen3", "Qwen3", extra=_if_used),
+    "mistral": Family("llama", "Mistral", extra=everywhere),
+    "qwen2": Family("qwen2", "Qwen2", biased=("attn_q", "attn_k", "attn_v"), extra=if_used),
+    "qwen3": Family("qwen3", "Qwen3", extra=if_used),
     "gemma2": Family(
         "gemma2", "Gemma2", tied=True, activation=("hidden_activation", "gelu_pytorch_tanh"),
         names=_POST_NORMS, norm_shift=1.0, extra=_gemma2,
@@ -227,12 +218,30 @@ FAMILIES: Mapping[str, Family] = {
         local_theta=1e4, names=_POST_NORMS, norm_shift=1.0, extra=_gemma3,
     ),
     "phi3": Family(
-        "phi3", "Phi3", names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}, extra=_everywhere
+        "phi3", "Phi3", names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}, extra=everywhere
     ),
     "olmo2": Family("olmo2", "Olmo2", names=_POST_NORMS),
     "olmo3": Family("olmo2", "Olmo3", theta=5e5, local_theta=5e5, names=_POST_NORMS, extra=_olmo3),
     "granite": Family("granite", "Granite", extra=_granite),
     "smollm3": Family("smollm3", "SmolLM3", tied=True, theta=2e6, extra=_smollm3),
+    "mixtral": Family(
+        "llama", "Mixtral", theta=1e6, names=dict.fromkeys(("mlp.gate", "block_sparse_moe.gate"), "ffn_gate_inp"),
+        stacks={"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"}, extra=moe.mixtral,
+    ),
+    "qwen3_moe": Family(
+        "qwen3moe", "Qwen3Moe", names={"mlp.gate": "ffn_gate_inp"}, stacks=_EXPERTS, extra=moe.qwen3_moe
+    ),
+    "deepseek_v2": Family("deepseek2", "DeepseekV2", names=_LATENT, stacks=_EXPERTS, extra=moe.deepseek_v2),
+    "deepseek_v3": Family(
+        "deepseek2", "DeepseekV3", names=_LATENT, vectors={"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"},
+        stacks=_EXPERTS, extra=moe.deepseek_v3, drafts=True,
+    ),
+    "gpt_oss": Family(
+        "gpt-oss", "GptOss", theta=150000.0, truncate=False,
+        names={"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"},
+        vectors={"self_attn.sinks": "attn_sinks.weight"}, stacks=_EXPERTS, interleaved=True,
+        biased=(*_ATTENTION, "ffn_gate_inp", *_EXPERTS.values()), extra=moe.gpt_oss,
+    ),
 }  # fmt: skip
 
 

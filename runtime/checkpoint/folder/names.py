@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from infer.runtime.checkpoint.base import RawTensor
+from infer.runtime.checkpoint.folder.experts import fused_part, taken_apart
 from infer.runtime.checkpoint.folder.families import Family, Translated
 from infer.runtime.checkpoint.printable import shown, shown_path
 from infer.runtime.errors import CheckpointError
 
 _GLOBAL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.(.+)\.(weight|bias)")
-_EXPERT = re.compile(r"mlp\.experts\.(0|[1-9][0-9]{0,3})\.(\w+)")
+_ANY_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.(.+)")
+_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(0|[1-9][0-9]{0,3})\.(\w+)")
 # Buffers that older versions of transformers wrote; they follow from config.json.
 _DERIVED = re.compile(r"model\.(layers\.[0-9]+\.self_attn\.)?rotary_emb\.inv_freq")
 _TYPES = {"F32", "F16", "BF16"}
@@ -32,33 +34,48 @@ def renamed(
     tensors: dict[str, RawTensor] = {}
     parts: Parts = {}
     experts: dict[str, dict[int, RawTensor]] = {}
+
+    def add(tensor: RawTensor, members: tuple[RawTensor, ...]) -> None:
+        if tensor.name in tensors:
+            raise CheckpointError(
+                f"{shown_path(tensor.file)}: {tensor.name} is there twice, under two names; download the model again"
+            )
+        tensors[tensor.name], parts[tensor.name] = tensor, members
+
     for name, tensor in stored.items():
+        layer = _ANY_LAYER.fullmatch(name)
         if _DERIVED.fullmatch(name) or (config.tied and name == "lm_head.weight"):
+            continue
+        if layer is not None and int(layer[1]) in config.unused:
             continue
         if not tensor.planes and tensor.type not in _TYPES:
             raise CheckpointError(
                 f"{shown_path(tensor.file)}: tensor {shown(name)} is {tensor.type}, which config.json does "
                 "not explain; use a checkpoint of float weights"
             )
+        if layer is not None and family.stacks and (fused := fused_part(layer[2])):
+            for part, slices in taken_apart(tensor, f"blk.{layer[1]}.", fused, family.interleaved):
+                add(part, slices)
+            continue
         new, expert = _name(name, family)
         if new is None:
             raise CheckpointError(
                 f"{shown_path(tensor.file)}: tensor {shown(name)} is not one of a {family.classes} model; "
                 "the files are of another model than config.json says"
             )
-        if new.endswith(".bias") and new.split(".")[-2] not in config.biased:
+        vector = layer is not None and layer[2] in family.vectors
+        if new.endswith(".bias") and not vector and new.split(".")[-2] not in config.biased:
             raise CheckpointError(
                 f"{shown_path(tensor.file)}: tensor {shown(name)} is there, but config.json says that there is no bias"
             )
         if expert is None:
             shift = family.norm_shift if new.endswith("norm.weight") else 0.0
-            tensors[new] = replace(tensor, name=new, shift=shift)
-            parts[new] = (tensor,)
+            add(replace(tensor, name=new, shift=shift), (tensor,))
         else:
             experts.setdefault(new, {})[expert] = tensor
     for new, members in experts.items():
-        parts[new] = tuple(members[number] for number in sorted(members))
-        tensors[new] = _stacked(new, parts[new], max(members) + 1)
+        ordered = tuple(members[number] for number in sorted(members))
+        add(_stacked(new, ordered, max(members) + 1), ordered)
     _check_biases(tensors, config)
     embedding, rows = tensors.get("token_embd.weight"), config.metadata[f"{family.architecture}.vocab_size"]
     if embedding is not None and embedding.shape[:1] != (rows,):
@@ -78,6 +95,9 @@ def _name(name: str, family: Family) -> tuple[str | None, int | None]:
     stem, _, suffix = name.rpartition(".")
     if stem in _GLOBAL and suffix == "weight":
         return f"{_GLOBAL[stem]}.weight", None
+    match = _ANY_LAYER.fullmatch(name)
+    if match is not None and match[2] in family.vectors:
+        return f"blk.{match[1]}.{family.vectors[match[2]]}", None
     match = _LAYER.fullmatch(name)
     if match is None:
         return None, None

@@ -24,9 +24,16 @@ class Rope:
     partial: float
 
 
-def read_rope(config: ConfigReader, *, context: int, theta: float, local_theta: float | None = None) -> Rope:
+def read_rope(
+    config: ConfigReader,
+    *,
+    context: int,
+    theta: float,
+    local_theta: float | None = None,
+    truncate: bool = True,
+) -> Rope:
     """theta: base where the file gives none. local_theta: the same for layers with a window, which then have a base of
-    their own; None where a family's layers are all alike."""
+    their own; None where a family's layers are all alike. truncate: what YaRN's key of that name has to say."""
     old_theta = config.number("rope_theta", theta, low=1.0)
     old_partial = config.number("partial_rotary_factor", 1.0)
     original = None
@@ -36,6 +43,10 @@ def read_rope(config: ConfigReader, *, context: int, theta: float, local_theta: 
     full, local = outer, None
     if outer is not None and any(name in outer for name in _NESTED):
         full, local = (outer.section(name) for name in _NESTED)  # what lies beside them has no effect
+    if full is not None and full.flag("truncate", True) is not truncate and _kind(full) == "yarn":
+        raise UnsupportedModelError(
+            f"{full.where}: truncate is '{not truncate}'; this version runs {truncate} only"
+        )
     rope = _scaled(full or ConfigReader({}, config.where), context, old_theta, old_partial, original)
     if local_theta is None:
         return rope
@@ -55,9 +66,13 @@ def _chosen(config: ConfigReader) -> ConfigReader | None:
     return new if old is None else old
 
 
-def _scaled(rope: ConfigReader, context: int, theta: float, partial: float, given: int | None) -> Rope:
+def _kind(rope: ConfigReader) -> str:
     kind = rope.text("rope_type", rope.text("type", "default"))
-    kind = {"su": "longrope"}.get(kind, kind)
+    return {"su": "longrope"}.get(kind, kind)
+
+
+def _scaled(rope: ConfigReader, context: int, theta: float, partial: float, given: int | None) -> Rope:
+    kind = _kind(rope)
     if kind not in SCALINGS:
         raise UnsupportedModelError(
             f"{rope.where}: rope type {kind[:40]!r} is not supported; supported: {', '.join(SCALINGS)}"
@@ -86,7 +101,6 @@ def _scaled(rope: ConfigReader, context: int, theta: float, partial: float, give
         keys["rope.scaling.attn_factor"] = rope.number("attention_factor", _yarn_factor(rope, factor))
         keys["rope.scaling.yarn_beta_fast"] = rope.number("beta_fast", 32.0)
         keys["rope.scaling.yarn_beta_slow"] = rope.number("beta_slow", 1.0)
-        rope.require("truncate", True)
     elif kind != "default":
         keys["rope.scaling.factor"] = rope.number("factor")
     if kind == "llama3":
