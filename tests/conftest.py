@@ -19,8 +19,9 @@ TEST_MODEL = "smollm2-135m-instruct"
 
 
 def pytest_configure() -> None:
-    # A shell's background job ignores SIGINT, and so would every process that a test starts.
+    # A shell's background job ignores SIGINT, nohup SIGHUP, and so would every process that a test starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
