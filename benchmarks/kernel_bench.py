@@ -18,6 +18,7 @@ from infer.quant.base import get_format
 from infer.quant.kernels import native
 from infer.quant.kernels import native_abi as abi
 from infer.quant.kernels.base import WeightSource
+from infer.quant.kernels.strips import NativeWeight
 
 SHAPES = {
     "1.5b-up": (8960, 1536),
@@ -43,23 +44,20 @@ def random_source(name: str, n: int, k: int) -> WeightSource:
     return WeightSource(name, (n, k), kind, lambda start, stop: raw[start:stop].reshape(-1))
 
 
-def copies(weight: native.NativeWeight, count: int) -> list[native.NativeWeight]:
+def copies(weight: NativeWeight, count: int) -> list[NativeWeight]:
     made = [weight]
     while len(made) < count:
-        planes = {name: plane.clone() for name, plane in weight.planes.items()}
-        old = weight.struct
-        struct = abi.Weight(
-            n=old.n, k=old.k, elem=old.elem, bits=old.bits, group=old.group, zero=old.zero, scale=old.scale,
-            signed_scales=old.signed_scales, **{name: plane.data_ptr() for name, plane in planes.items()},
-        )  # fmt: skip
-        made.append(native.NativeWeight(weight.shape, struct, planes))
+        other = NativeWeight.empty(weight.shape, weight.kind)
+        for name, plane in weight.planes.items():
+            other.planes[name][:] = plane
+        made.append(other)
     return made
 
 
 class Products:
     """Products of one random input with weights of one shape, prepared so that a call is one infer_run."""
 
-    def __init__(self, kernel: native.NativeKernel, weights: list[native.NativeWeight], rows: int) -> None:
+    def __init__(self, kernel: native.NativeKernel, weights: list[NativeWeight], rows: int) -> None:
         n, k = weights[0].shape
         self.kernel = kernel
         self.batch = abi.Batch(tokens=rows)
@@ -71,7 +69,7 @@ class Products:
         self.weights = weights
         self.program = abi.program(*(self._product(weight) for weight in weights))
 
-    def _product(self, weight: native.NativeWeight) -> abi.MatmulOp:
+    def _product(self, weight: NativeWeight) -> abi.MatmulOp:
         op = abi.MatmulOp(count=1, x=self.x.data_ptr(), acts=ctypes.pointer(self.acts.struct))
         op.w[0] = ctypes.pointer(weight.struct)
         op.out[0] = self.out.data_ptr()

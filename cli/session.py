@@ -5,6 +5,7 @@ torch is imported here, inside `open_model`, once everything the flags can get w
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -93,9 +94,12 @@ def open_model(
     bar: bool = True,
 ) -> Iterator[LoadedModel]:
     """Load a model, say its warnings, close it at the end. bar: show one if it takes long. Raises ModelError."""
-    from infer.runtime.loader import load_model
+    from infer.runtime.preload import Preload
 
-    with progress(f"loading {path.name}", enabled=bar and not notes.quiet) as update:
+    showing = progress(f"loading {path.name}", enabled=bar and not notes.quiet)
+    with showing as update, Preload(path, engine) as preload:
+        from infer.runtime.loader import load_model
+
         model = load_model(
             path,
             engine,
@@ -103,7 +107,10 @@ def open_model(
             pre=pre,
             memo_dir=config.data_dirs().cache,
             on_progress=update,
+            preload=preload,
         )
+    gc.freeze()
+    gc.enable()
     try:
         for warning in model.warnings:
             notes.warning(warning)

@@ -13,7 +13,8 @@ from threading import Thread
 import torch
 
 from infer.quant.kernels.base import WeightKernel
-from infer.quant.kernels.native import NativeKernel, library_path
+from infer.quant.kernels.native import NativeKernel
+from infer.quant.kernels.native_abi import library_path
 from infer.runtime.attention.factory import create_attention
 from infer.runtime.config import BLOCK_SIZE, EngineConfig, ModelConfig
 from infer.runtime.device import available_memory

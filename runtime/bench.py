@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from infer.quant.kernels.base import PackedWeight
+from infer.quant.kernels.weight import PackedWeight
 from infer.runtime.engine import Engine
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.models.base import Model

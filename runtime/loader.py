@@ -18,7 +18,6 @@ from infer.quant.kernels.status import cpu_kernel
 from infer.runtime.assembly import build_engine, plan_cache
 from infer.runtime.checkpoint.base import Checkpoint
 from infer.runtime.checkpoint.metadata import get_float, get_int
-from infer.runtime.checkpoint.open import open_checkpoint
 from infer.runtime.config import EngineConfig, ModelConfig
 from infer.runtime.device import available_cores, release_memory, resolve_device
 from infer.runtime.engine import Engine
@@ -26,6 +25,7 @@ from infer.runtime.errors import ModelError, UsageError
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.models.base import WeightLoader
 from infer.runtime.models.registry import resolve_model
+from infer.runtime.preload import Preload
 from infer.runtime.store.files import human_size
 from infer.runtime.store.fingerprint import fingerprint
 from infer.runtime.tokenizer.base import Tokenizer
@@ -42,7 +42,7 @@ _SAMPLING = {
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Everything a command needs to run prompts. load_s: seconds from the first byte to ready."""
+    """Everything a command needs to run prompts. load_s: seconds that loading took once torch was there."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -76,21 +76,25 @@ def load_model(
     pre: str | None = None,
     memo_dir: Path,
     on_progress: Callable[[int, int], None] | None = None,
+    preload: Preload | None = None,
 ) -> LoadedModel:
     """chat_template: a built-in name or a template file. pre: pre-tokenizer to use instead of the file's.
 
-    memo_dir: where content hashes are remembered. on_progress(done, total) counts bytes of weights.
-    Raises ModelError and its kin.
+    preload: of the same path and configuration, begun before torch was imported; it is closed. memo_dir: where content
+    hashes are remembered. on_progress(done, total) counts bytes of weights. Raises ModelError and its kin.
     """
     started = time.perf_counter()
-    with open_checkpoint(path) as checkpoint, ThreadPoolExecutor(1) as beside:
+    with preload or Preload(path, config) as opened, ThreadPoolExecutor(1) as beside:
+        checkpoint, furthest = opened.checkpoint, 0
         text = beside.submit(_load_text, checkpoint.metadata, chat_template, pre)
 
         def progress(done: int, total: int) -> None:
             if text.done():
                 text.result()  # what is wrong with the vocabulary need not wait for the weights
+            nonlocal furthest
+            furthest = max(done, furthest)
             if on_progress is not None:
-                on_progress(done, total)
+                on_progress(furthest, total)
 
         family, model_config = resolve_model(checkpoint)
         device = resolve_device(config.device)
@@ -99,7 +103,8 @@ def load_model(
         kernel = _create_kernel(config, device, threads)
         ctx, warnings = _context(config, model_config)
         kv_type, blocks = plan_cache(config, model_config, ctx, device)
-        loader = WeightLoader(checkpoint, kernel, config, progress)
+        ready = opened.weights(threads, progress) if kernel.name == "native" else {}
+        loader = WeightLoader(checkpoint, kernel, config, progress, ready)
         try:
             model = family(model_config, loader, ctx)
         except torch.OutOfMemoryError:
@@ -126,7 +131,7 @@ def load_model(
             warnings += (
                 f"--quant {config.quant} rounds float weights, and this file has none: it runs as stored",
             )
-    del checkpoint, loader  # and with them the vocabulary's strings
+    del opened, checkpoint, loader, ready  # and with them the vocabulary's strings
     release_memory()
     if tokenizer.vocab_size != model_config.vocab_size:
         warnings += (

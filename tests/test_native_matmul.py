@@ -22,9 +22,10 @@ from infer.quant.base import QuantizedTensor, get_format
 from infer.quant.kernels import build, native
 from infer.quant.kernels import native_abi as abi
 from infer.quant.kernels.base import WeightSource
-from infer.quant.kernels.native import ActBuffer, NativeKernel, NativeWeight, Planes
+from infer.quant.kernels.native import ActBuffer, NativeKernel, planes_of
 from infer.quant.kernels.reference import create as create_reference
 from infer.quant.kernels.reference import matmul_codes, quantize_rows
+from infer.quant.kernels.strips import STORED, NativeWeight, Planes
 
 CPU = torch.device("cpu")
 CODED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -72,7 +73,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def pack_internal(kernel: NativeKernel, part: QuantizedTensor) -> NativeWeight:
-    weight = NativeWeight.empty(part.shape, Planes.of(part))
+    weight = NativeWeight.empty(part.shape, planes_of(part))
     parts = (part.unpacked_codes(), part.scales, part.mins, part.super_scales, part.super_mins)
     pointers = [None if t is None else t.contiguous() for t in parts]
     status = kernel.library.infer_pack_codes(
@@ -343,7 +344,7 @@ def test_reading_in_chunks_gives_the_same_planes(
         monkeypatch.setattr("infer.quant.kernels.base.CHUNK_BYTES", 20_000)
         pieces = default.pack(source)
         monkeypatch.undo()
-        assert all(torch.equal(whole.planes[plane], pieces.planes[plane]) for plane in whole.planes)
+        assert whole.planes == pieces.planes
 
 
 @pytest.mark.parametrize("quant", ["int8", "int4"])
@@ -371,7 +372,7 @@ def test_no_rows_and_wrong_shapes(default: NativeKernel) -> None:
 
 
 def test_the_library_refuses_what_it_cannot_pack(default: NativeKernel) -> None:
-    weight = NativeWeight.empty((40, 64), native.DIRECT["Q4_0"])
+    weight = NativeWeight.empty((40, 64), STORED["Q4_0"])
     raw = torch.zeros(40 * 36, dtype=torch.uint8)
     pack = default.library.infer_pack
 

@@ -17,6 +17,7 @@ import torch
 
 from infer.quant.base import QuantFormat, QuantizedTensor
 from infer.quant.bnb import BLOCK, quantize_table
+from infer.quant.kernels.weight import PackedWeight
 from infer.quant.rtn import quantize_rtn
 
 #: name → module of this package with a `create(device, threads, isa)` function
@@ -68,17 +69,6 @@ class WeightSource:
         """float32 [stop - start, K]."""
         decoded = self.decode(start, stop)
         return decoded.dequantize() if isinstance(decoded, QuantizedTensor) else decoded.to(torch.float32)
-
-
-class PackedWeight(abc.ABC):
-    """A matrix [N, K] in a kernel's own layout."""
-
-    shape: tuple[int, int]
-
-    @property
-    @abc.abstractmethod
-    def nbytes(self) -> int:
-        """Bytes read for one pass over the matrix."""
 
 
 class WeightKernel(abc.ABC):

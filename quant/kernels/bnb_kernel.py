@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from infer.quant.base import QuantizedTensor
-from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
+from infer.quant.kernels.base import WeightKernel, WeightSource
 from infer.quant.kernels.rows import RowWeight, gather_rows
 from infer.quant.kernels.torch_kernel import TorchKernel
+from infer.quant.kernels.weight import PackedWeight
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
+from infer.quant.kernels.base import WeightKernel, WeightSource
 from infer.quant.kernels.rows import RowWeight
+from infer.quant.kernels.weight import PackedWeight
 
 
 class Float32Kernel(WeightKernel):

@@ -11,23 +11,19 @@ import threading
 import weakref
 from collections.abc import Sequence
 from ctypes import byref
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
-from infer.quant.base import SUPER, QuantizedTensor
+from infer.quant.base import QuantizedTensor
 from infer.quant.kernels import native_abi as abi
 from infer.quant.kernels.arena import Arena
-from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
-from infer.quant.kernels.build import LIBRARY
+from infer.quant.kernels.base import WeightKernel, WeightSource
+from infer.quant.kernels.strips import STORED, NativeWeight, Planes
+from infer.quant.kernels.weight import PackedWeight
 
 #: every instruction set the library may hold, best first
 ISAS = ("avx512vnni+amx", "avx512vnni", "avxvnni", "avx2", "neon", "scalar")
-
-
-def library_path() -> Path:
-    return Path(__file__).resolve().with_name(LIBRARY)
 
 
 def load(isa: str | None = None) -> ctypes.CDLL:
@@ -36,7 +32,7 @@ def load(isa: str | None = None) -> ctypes.CDLL:
     Raises OSError when there is no library for this machine or version, ValueError when the processor does not offer
     the instruction set.
     """
-    library = abi.open_library(library_path())
+    library = abi.open_library(abi.library_path())
     if isa is not None and library.infer_set_isa(isa.encode()) != 0:
         raise ValueError(f"this processor does not offer {isa}; choose from {', '.join(offered(library))}")
     return library
@@ -71,93 +67,15 @@ class Pool:
         self.close = weakref.finalize(self, library.infer_pool_free, handle)
 
 
-@dataclass(frozen=True)
-class Planes:
-    """How a type's codes and scales are stored; the names are those of infer_weight."""
-
-    elem: int = abi.ELEM_CODES
-    bits: int = 0
-    group: int = 0
-    zero: int = 0
-    scale: int = abi.SCALE_F16
-    signed_scales: bool = False
-    mins: bool = False
-    table: tuple[float, ...] = ()
-
-    @classmethod
-    def of(cls, part: QuantizedTensor) -> Planes:
-        scale = {torch.float16: abi.SCALE_F16, torch.float32: abi.SCALE_F32}.get(
-            part.scales.dtype, abi.SCALE_SUPER
-        )
-        signed = part.scales.dtype == torch.int8
-        table = () if part.table is None else tuple(part.table.tolist())
-        elem = abi.ELEM_TABLE if table else abi.ELEM_CODES
-        return cls(elem, part.bits, part.group, part.zero, scale, signed, part.mins is not None, table)
-
-
-def _legacy(bits: int, mins: bool) -> Planes:
-    return Planes(bits=bits, group=32, zero=0 if mins else 1 << (bits - 1), mins=mins)
-
-
-#: types whose stored bytes the library unpacks itself
-DIRECT = {
-    "Q4_0": _legacy(4, False), "Q4_1": _legacy(4, True), "Q5_0": _legacy(5, False), "Q5_1": _legacy(5, True),
-    "Q8_0": _legacy(8, False),
-    "Q4_K": Planes(bits=4, group=32, scale=abi.SCALE_SUPER, mins=True),
-    "Q5_K": Planes(bits=5, group=32, scale=abi.SCALE_SUPER, mins=True),
-    "Q6_K": Planes(bits=6, group=16, zero=32, scale=abi.SCALE_SUPER, signed_scales=True),
-    "F32": Planes(abi.ELEM_F32), "F16": Planes(abi.ELEM_F16), "BF16": Planes(abi.ELEM_BF16),
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class NativeWeight(PackedWeight):
-    """A matrix in strips of 16 rows. struct points into `planes`, which own the memory."""
-
-    shape: tuple[int, int]
-    struct: abi.Weight
-    planes: dict[str, torch.Tensor] = field(repr=False)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(plane.nbytes for plane in self.planes.values())
-
-    @classmethod
-    def empty(cls, shape: tuple[int, int], kind: Planes, arena: Arena | None = None) -> NativeWeight:
-        """Planes of uninitialized memory, 64-byte aligned. Raises ValueError when the columns do not fill whole
-        blocks and groups."""
-        n, k = shape
-        arena = arena or Arena()
-        strips = -(-n // abi.STRIP)
-        sizes: dict[str, tuple[int, torch.dtype]] = {}
-        if kind.elem not in (abi.ELEM_CODES, abi.ELEM_TABLE):
-            width = torch.float32 if kind.elem == abi.ELEM_F32 else torch.int16
-            sizes["codes"] = (k, width)
-        else:
-            unit = SUPER if kind.scale == abi.SCALE_SUPER else max(abi.BLOCK, kind.group)
-            if k % unit:
-                raise ValueError(f"{k} columns are not a multiple of {unit}")
-            dtype = (torch.float16, torch.float32, torch.uint8)[kind.scale]
-            sizes["codes"] = (k if kind.bits == 8 else k // 2, torch.uint8)
-            if kind.bits in (5, 6):
-                sizes["high"] = (k // 8 if kind.bits == 5 else k // 4, torch.uint8)
-            sizes["scales"] = (k // kind.group, dtype)
-            if kind.mins:
-                sizes["mins"] = (k // kind.group, dtype)
-            if kind.scale == abi.SCALE_SUPER:
-                sizes["super_scales"] = (k // SUPER, torch.float16)
-                if kind.mins:
-                    sizes["super_mins"] = (k // SUPER, torch.float16)
-        planes = {
-            name: arena.empty(strips * abi.STRIP * count, dtype) for name, (count, dtype) in sizes.items()
-        }
-        if kind.table:
-            planes["table"] = torch.tensor(kind.table, dtype=torch.float32)
-        struct = abi.Weight(
-            n=n, k=k, elem=kind.elem, bits=kind.bits, group=kind.group, zero=kind.zero, scale=kind.scale,
-            signed_scales=int(kind.signed_scales), **{name: plane.data_ptr() for name, plane in planes.items()},
-        )  # fmt: skip
-        return cls(shape, struct, planes)
+def planes_of(part: QuantizedTensor) -> Planes:
+    """The layout that holds a part of a matrix exactly."""
+    scale = {torch.float16: abi.SCALE_F16, torch.float32: abi.SCALE_F32}.get(
+        part.scales.dtype, abi.SCALE_SUPER
+    )
+    signed = part.scales.dtype == torch.int8
+    table = () if part.table is None else tuple(part.table.tolist())
+    elem = abi.ELEM_TABLE if table else abi.ELEM_CODES
+    return Planes(elem, part.bits, part.group, part.zero, scale, signed, part.mins is not None, table)
 
 
 @dataclass(frozen=True)
@@ -213,7 +131,7 @@ class NativeKernel(WeightKernel):
         Raises ValueError when the matrix is empty or its columns do not fill whole blocks."""
         if 0 in source.shape:
             raise ValueError(f"{source.name}: an empty matrix {list(source.shape)} cannot be loaded")
-        kind = DIRECT.get(source.format.name)
+        kind = STORED.get(source.format.name)
         weight: NativeWeight | None = None
         if kind is not None and not source.requantized:
             weight = NativeWeight.empty(source.shape, kind, self._arena)
@@ -227,7 +145,7 @@ class NativeKernel(WeightKernel):
                     f"{source.name}: {source.format.name} is not a type the native kernels can hold"
                 )
             if weight is None:
-                weight = NativeWeight.empty(source.shape, Planes.of(part), self._arena)
+                weight = NativeWeight.empty(source.shape, planes_of(part), self._arena)
             self._pack_codes(source, weight, part, start)
         if weight is None:
             raise ValueError(f"{source.name}: nothing to load")

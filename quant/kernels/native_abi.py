@@ -7,9 +7,12 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_ui
 from pathlib import Path
 from typing import Any
 
-ABI = 4
+from infer.quant.kernels.build import LIBRARY
+
+ABI = 5
 STRIP = 16
 BLOCK = 32
+SUPER = 256
 SCALE_F16, SCALE_F32, SCALE_SUPER = range(3)
 ELEM_CODES, ELEM_F32, ELEM_F16, ELEM_BF16, ELEM_TABLE = range(5)
 KV_F16, KV_BF16, KV_F32, KV_INT8 = range(4)
@@ -46,6 +49,16 @@ class Batch(Structure):
         (c_int32, "tokens sequences max_blocks outputs"),
         (c_void_p, "ids positions slots query_start context_len block_tables output_rows"),
     )
+
+
+class Stored(Structure):
+    _fields_ = _fields(
+        (c_char_p, "type"), (POINTER(Weight), "w"), (c_int64, "offset row_bytes"), (c_int32, "file failed")
+    )
+
+
+class Packing(Structure):
+    _fields_ = _fields((POINTER(Stored), "matrices"), (c_int32, "count stop"), (c_int64, "next done"))
 
 
 class Head(Structure):
@@ -144,10 +157,11 @@ Op = (
 
 #: struct name in C → its mirror
 MIRRORS: dict[str, type[Structure]] = {
-    "infer_weight": Weight, "infer_acts": Acts, "infer_kv": Kv, "infer_batch": Batch, "op_embed": EmbedOp,
-    "op_norm": NormOp, "op_quantize": QuantizeOp, "op_matmul": MatmulOp, "op_rope_store": RopeStoreOp,
-    "op_attention": AttentionOp, "op_glu": GluOp, "op_add": AddOp, "op_gather": GatherOp,
-    "op_route": RouteOp, "op_experts": ExpertsOp, "op_heads": HeadsOp,
+    "infer_weight": Weight, "infer_acts": Acts, "infer_kv": Kv, "infer_batch": Batch,
+    "infer_stored": Stored, "infer_packing": Packing, "op_embed": EmbedOp, "op_norm": NormOp,
+    "op_quantize": QuantizeOp, "op_matmul": MatmulOp, "op_rope_store": RopeStoreOp, "op_attention": AttentionOp,
+    "op_glu": GluOp, "op_add": AddOp, "op_gather": GatherOp, "op_route": RouteOp, "op_experts": ExpertsOp,
+    "op_heads": HeadsOp,
 }  # fmt: skip
 
 
@@ -158,6 +172,10 @@ def program(*ops: Op, output_rows: bool = False) -> bytes:
     for op in ops:
         op.head = Head(op.KIND, ctypes.sizeof(op), int(output_rows), 0)
     return b"".join(bytes(op) for op in ops)
+
+
+def library_path() -> Path:
+    return Path(__file__).resolve().with_name(LIBRARY)
 
 
 def open_library(path: Path) -> ctypes.CDLL:
@@ -172,6 +190,7 @@ def open_library(path: Path) -> ctypes.CDLL:
         "infer_pool_free": (None, [c_void_p]),
         "infer_pack": (c_int32, [c_void_p, c_char_p, c_void_p, POINTER(Weight), c_int32, c_int32]),
         "infer_pack_codes": (c_int32, [c_void_p] * 6 + [POINTER(Weight), c_int32, c_int32]),
+        "infer_pack_files": (None, [POINTER(Packing)]),
         "infer_read": (c_uint64, [c_void_p, c_void_p, c_int64]),
         "infer_run": (c_int32, [c_void_p, c_char_p, c_int64, POINTER(Batch)]),
     }

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from infer.quant.base import QuantizedTensor
-from infer.quant.kernels.base import PackedWeight, WeightSource
+from infer.quant.kernels.base import WeightSource
+from infer.quant.kernels.weight import PackedWeight
 
 GROUP = 32  # columns that share a scale, at least, in torch's product
 PANEL = 1 << 20  # weights whose scales or codes are spread at a time: what comes of them stays in the cache

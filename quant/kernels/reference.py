@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import torch
 
 from infer.quant.base import QuantizedTensor
-from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
+from infer.quant.kernels.base import WeightKernel, WeightSource
 from infer.quant.kernels.rows import RowWeight, gather_rows
+from infer.quant.kernels.weight import PackedWeight
 
 BLOCK = 32
 TINY = 2.0**-119  # below it 127 / amax would not be a normal number

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from infer.quant.base import QuantizedTensor
-from infer.quant.kernels.base import PackedWeight, WeightSource
+from infer.quant.kernels.base import WeightSource
+from infer.quant.kernels.weight import PackedWeight
 
 
 @dataclass(frozen=True)

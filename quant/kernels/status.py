@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from infer.quant.kernels.build import LIBRARY
-from infer.quant.kernels.native_abi import open_library
+from infer.quant.kernels.native_abi import library_path, open_library
 
 
 def cpu_kernel() -> str:
     """One line: the native kernels with their instruction set, or torch and why."""
-    path = Path(__file__).resolve().with_name(LIBRARY)
+    path = library_path()
     if not path.exists():
         return "torch (the native kernels were not built: no C++ compiler at installation)"
     try:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
-from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
+from infer.quant.kernels.base import WeightKernel, WeightSource
 from infer.quant.kernels.nibbles import GROUP, PANEL, NibbleWeight, half_block, pack_planes
 from infer.quant.kernels.rows import RowWeight, gather_rows
+from infer.quant.kernels.weight import PackedWeight
 
 INT4_ROWS = 4  # up to here the int4 kernel is the faster way
 

@@ -66,6 +66,11 @@ class Checkpoint(abc.ABC):
         of another checkpoint and a buffer that is read-only or not contiguous. Safe to call from several threads.
         """
 
+    @abc.abstractmethod
+    def descriptor(self, tensor: RawTensor) -> int | None:
+        """An open file that holds the tensor's data from `tensor.offset` on; None where it is put together from parts.
+        It is closed with the checkpoint."""
+
     @staticmethod
     def _check_range(tensor: RawTensor, buffer: memoryview, start: int) -> None:
         """Raise what `read_into` raises for a buffer or range that does not fit."""

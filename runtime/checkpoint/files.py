@@ -42,6 +42,11 @@ class ModelFile:
             raise
         self.size = status.st_size
 
+    @property
+    def descriptor(self) -> int:
+        """Of the open file; negative once it is closed."""
+        return self._fd
+
     def read(self, offset: int, count: int) -> bytes:
         """`count` bytes from `offset`; CheckpointError when the file ends before them."""
         buffer = bytearray(count)

@@ -47,6 +47,9 @@ class GGUFCheckpoint(Checkpoint):
         if buffer.nbytes:  # a view with a zero in its shape cannot be cast
             file.read_into(tensor.offset + start, buffer.cast("B"))
 
+    def descriptor(self, tensor: RawTensor) -> int | None:
+        return self._files[tensor.file].descriptor
+
     def close(self) -> None:
         """Close all files. May be called again."""
         self._closer()

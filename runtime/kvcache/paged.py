@@ -39,9 +39,10 @@ class PagedKVCache:
         self.bytes_per_token += config.block_count * heads * scale_bytes * (1 if latent else 2)
         self.block_bytes = self.bytes_per_token * BLOCK_SIZE
         size = blocks * self.block_bytes
-        whole = (
-            huge_pages(size) if device.type == "cpu" else torch.empty(size, dtype=torch.uint8, device=device)
-        )
+        if device.type == "cpu":
+            whole = torch.frombuffer(huge_pages(size), dtype=torch.uint8)
+        else:
+            whole = torch.empty(size, dtype=torch.uint8, device=device)
         self._storage = whole[:size].view(blocks, self.block_bytes)
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
 from infer.quant.base import PlanarFormat, QuantFormat, get_format
-from infer.quant.kernels.base import PackedWeight, WeightKernel, WeightSource
+from infer.quant.kernels.base import WeightKernel, WeightSource
+from infer.quant.kernels.strips import NativeWeight
+from infer.quant.kernels.weight import PackedWeight
 from infer.runtime.checkpoint.base import Checkpoint, RawTensor
 from infer.runtime.config import EngineConfig, ModelConfig
 from infer.runtime.errors import CheckpointError, UnsupportedModelError
@@ -43,16 +46,23 @@ class WeightLoader:
     """Hands tensors of a checkpoint to a kernel. Every method raises CheckpointError that names the tensor when it is
     missing or has another shape, UnsupportedModelError when its type is unknown; `finish` when some were not asked for.
 
-    expanded: the types whose codes are wider in memory than in the file, with their bytes there and here.
+    ready: tensors that have been packed already, each as one matrix. expanded: the types whose codes are wider in
+    memory than in the file, with their bytes there and here.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, kernel: WeightKernel, config: EngineConfig, progress: Progress
+        self,
+        checkpoint: Checkpoint,
+        kernel: WeightKernel,
+        config: EngineConfig,
+        progress: Progress,
+        ready: Mapping[str, NativeWeight] = MappingProxyType({}),
     ) -> None:
         self._checkpoint = checkpoint
         self._kernel = kernel
         self._quant = config.quant
         self._progress = progress
+        self._ready = ready
         self._left = dict(checkpoint.tensors)
         self._done = 0
         self.expanded: dict[str, tuple[int, int]] = {}
@@ -150,6 +160,9 @@ class WeightLoader:
 
     def _pack(self, tensor: RawTensor, first: int, rows: int, *, as_stored: bool = False) -> PackedWeight:
         """Rows [first, first + rows) of a matrix, or of matrices one after another."""
+        whole = self._ready.get(tensor.name)
+        if whole is not None and (part := whole.part(first, rows)) is not None:
+            return part
         return self._packed(self._source(tensor, first, rows, None if as_stored else self._quant))
 
     def _pack_transposed(self, tensor: RawTensor, first: int, rows: int) -> PackedWeight:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from infer.quant.kernels.base import PackedWeight
+from infer.quant.kernels.weight import PackedWeight
 from infer.runtime.config import LatentConfig, ModelConfig
 from infer.runtime.errors import CheckpointError
 from infer.runtime.models.base import WeightLoader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from infer.quant.kernels.base import PackedWeight
+from infer.quant.kernels.weight import PackedWeight
 from infer.runtime.models.ops import AttentionSpec, Experts, Linear, Norm, Ops, Router, Value
 
 

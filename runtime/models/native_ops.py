@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from infer.quant.kernels import native_abi as abi
-from infer.quant.kernels.base import PackedWeight
-from infer.quant.kernels.native import ActBuffer, NativeKernel, NativeWeight
+from infer.quant.kernels.native import ActBuffer, NativeKernel
+from infer.quant.kernels.strips import NativeWeight
+from infer.quant.kernels.weight import PackedWeight
 from infer.runtime.batch import ForwardBatch
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.models.ops import AttentionSpec, Experts, Linear, Norm, Ops, RopeTable, Router

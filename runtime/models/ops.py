@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infer.quant.kernels.base import PackedWeight
+from infer.quant.kernels.weight import PackedWeight
 from infer.runtime.batch import ForwardBatch
 from infer.runtime.config import MoEConfig
 

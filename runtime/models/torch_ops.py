@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from infer.quant.kernels.base import PackedWeight, WeightKernel
+from infer.quant.kernels.base import WeightKernel
 from infer.quant.kernels.rows import RowWeight
+from infer.quant.kernels.weight import PackedWeight
 from infer.runtime.attention.base import AttentionBackend
 from infer.runtime.batch import ForwardBatch
 from infer.runtime.kvcache.paged import PagedKVCache

@@ -124,6 +124,8 @@ int64_t infer_sizeof(const char *type) {
   if (!strcmp(type, "infer_acts")) return sizeof(infer_acts);
   if (!strcmp(type, "infer_kv")) return sizeof(infer_kv);
   if (!strcmp(type, "infer_batch")) return sizeof(infer_batch);
+  if (!strcmp(type, "infer_stored")) return sizeof(infer_stored);
+  if (!strcmp(type, "infer_packing")) return sizeof(infer_packing);
   if (!strcmp(type, "op_embed")) return sizeof(op_embed);
   if (!strcmp(type, "op_norm")) return sizeof(op_norm);
   if (!strcmp(type, "op_quantize")) return sizeof(op_quantize);

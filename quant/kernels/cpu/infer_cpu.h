@@ -41,7 +41,7 @@
 extern "C" {
 #endif
 
-enum { INFER_ABI = 4, INFER_STRIP = 16, INFER_BLOCK = 32, INFER_KV_BLOCK = 64 };
+enum { INFER_ABI = 5, INFER_STRIP = 16, INFER_BLOCK = 32, INFER_KV_BLOCK = 64 };
 enum { SCALE_F16 = 0, SCALE_F32 = 1, SCALE_SUPER = 2 };
 /* ELEM_TABLE: 4-bit codes laid out as above, w[n][k] = table[code] * scale, rounded once, multiplied as a float weight. */
 enum { ELEM_CODES = 0, ELEM_F32 = 1, ELEM_F16 = 2, ELEM_BF16 = 3, ELEM_TABLE = 4 };
@@ -206,6 +206,23 @@ int32_t infer_pack(infer_pool *, const char *type, const void *raw, const infer_
 int32_t infer_pack_codes(infer_pool *, const uint8_t *codes, const void *scales, const void *mins,
                          const uint16_t *super_scales, const uint16_t *super_mins, const infer_weight *w, int32_t row0,
                          int32_t rows);
+
+/* A matrix that waits in an open file, all rows as infer_pack takes them, row_bytes each, from byte `offset` on. */
+typedef struct {
+  const char *type;
+  const infer_weight *w;
+  int64_t offset, row_bytes;
+  int32_t file, failed;    /* failed: set when it could not be read or packed */
+} infer_stored;
+/* Matrices on their way from files into memory, in this order. */
+typedef struct {
+  infer_stored *matrices;
+  int32_t count, stop;     /* stop: set from outside, ends all calls within milliseconds */
+  int64_t next, done;      /* next: what is claimed first, from 0 on; done: bytes so far */
+} infer_packing;
+/* Works on it until nothing is left to claim; as many threads as like to may call this at once. All is packed when all
+ * calls have returned. */
+void infer_pack_files(infer_packing *);
 
 /* Reads `bytes` bytes, at most 2^40, with all threads; the xor of the 64-bit words of
  * all whole 64-byte pieces. To measure memory bandwidth. */

@@ -65,6 +65,13 @@ class FolderCheckpoint(Checkpoint):
                 to = to[count:]
             start = max(0, start - part.nbytes)
 
+    def descriptor(self, tensor: RawTensor) -> int | None:
+        parts = self._parts.get(tensor.name, (tensor,))
+        whole = len(parts) == 1 and (parts[0].file, parts[0].offset) == (tensor.file, tensor.offset)
+        if not whole or tensor.planes or tensor.name in self._vectors:
+            return None
+        return self._files[tensor.file].descriptor
+
     def close(self) -> None:
         """Close all files. May be called again."""
         self._closer()
