@@ -192,6 +192,7 @@ def open_library(path: Path) -> ctypes.CDLL:
         "infer_pack_codes": (c_int32, [c_void_p] * 6 + [POINTER(Weight), c_int32, c_int32]),
         "infer_pack_files": (None, [POINTER(Packing)]),
         "infer_read": (c_uint64, [c_void_p, c_void_p, c_int64]),
+        "infer_row_sums": (None, [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]),
         "infer_run": (c_int32, [c_void_p, c_char_p, c_int64, POINTER(Batch)]),
     }
     try:

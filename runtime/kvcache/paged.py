@@ -68,6 +68,14 @@ class PagedKVCache:
                 scales = self.key_scales[-1] if latent else take(torch.float32, heads, BLOCK_SIZE)
                 self.value_scales.append(scales)
 
+    @property
+    def on_cpu(self) -> bool:
+        return self._storage.device.type == "cpu"
+
+    def block(self, block: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """uint8 [block_bytes]: a block itself, of a cache on the CPU."""
+        return self._storage[block].numpy()
+
     def copy(self, source: int, target: int) -> None:
         """Make block `target` hold what block `source` holds."""
         self._storage[target] = self._storage[source]

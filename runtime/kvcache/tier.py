@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.kvcache.block_pool import BlockPool
+from infer.runtime.kvcache.disk.reader import Payload
 from infer.runtime.kvcache.disk.store import Chain, PrefixStore
 from infer.runtime.kvcache.keys import block_key
 from infer.runtime.kvcache.paged import PagedKVCache
@@ -70,19 +71,29 @@ class DiskTier:
         held, start = known.blocks[known.first :], len(known.blocks) * BLOCK_SIZE
         if known.partial is not None:
             self._pool.release(known.partial[0], keep=True)
+        fresh: list[int] = []  # blocks of nobody else yet, read into as they are: a copy less
+
+        def memory(count: int) -> list[Payload]:
+            while len(fresh) < count and (block := self._pool.allocate()) is not None:
+                fresh.append(block)
+            return [self._cache.block(block) for block in fresh]
+
         chain = store.find(
             ids,
             len(known.blocks),
             prefill_token_s=self._rate.token_s,
             last_blocks=blocks_behind(self._window),
+            memory=memory if self._cache.on_cpu else None,
         )
         in_memory = start + (0 if known.partial is None else known.partial[1])
         if start + chain.tokens > in_memory:
             started = time.perf_counter()
-            self._promote(chain, ids, known, held)
+            self._promote(chain, ids, known, held, fresh)
             seq.restored_tokens = start + chain.tokens - in_memory
             seq.loaded_bytes = chain.nbytes
             seq.loaded_s = chain.seconds + time.perf_counter() - started
+        for block in fresh:
+            self._pool.release(block, keep=False)
         for block in reversed(held):
             self._pool.release(block, keep=block in self._prefix)
 
@@ -127,9 +138,11 @@ class DiskTier:
         store = self._pending.result()
         return store if store.enabled else None
 
-    def _promote(self, chain: Chain, ids: list[int], known: PrefixMatch, held: list[int]) -> None:
-        """Copy a verified chain into blocks, which join those held by the caller, and let go of those that what comes
-        after the chain does not see."""
+    def _promote(
+        self, chain: Chain, ids: list[int], known: PrefixMatch, held: list[int], fresh: list[int]
+    ) -> None:
+        """Put a verified chain into blocks, those in `fresh` that it was read into or others, which join those held by
+        the caller, and let go of those that what comes after the chain does not see."""
         start = len(known.blocks) * BLOCK_SIZE
         first = first_visible(start + chain.tokens, self._window)
         while held and first > len(known.blocks) - len(held):
@@ -139,10 +152,12 @@ class DiskTier:
             parent = block_key(parent, ids[start : start + BLOCK_SIZE])
             start += BLOCK_SIZE
         for entry in chain.entries:
-            block = self._pool.allocate()
+            if fresh and entry.tokens == BLOCK_SIZE:
+                block: int | None = fresh.pop(0)
+            elif (block := self._pool.allocate()) is not None:
+                self._cache.write(block, entry.tokens, entry.payload)
             if block is None:
                 return
-            self._cache.write(block, entry.tokens, entry.payload)
             parent = self._prefix.insert(block, parent, ids[start : start + entry.tokens])
             held.append(block)
             start += entry.tokens

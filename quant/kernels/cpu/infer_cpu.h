@@ -228,6 +228,10 @@ void infer_pack_files(infer_packing *);
  * all whole 64-byte pieces. To measure memory bandwidth. */
 uint64_t infer_read(infer_pool *, const void *data, int64_t bytes);
 
+/* Of each row of `words` 64-bit words w (any alignment), modulo 2^64: sums[2r] = sum of a[i] * w[i], sums[2r + 1] = sum of
+ * b[i] * (w[i] >> 32). */
+void infer_row_sums(const void *data, int64_t rows, int64_t words, const uint64_t *a, const uint64_t *b, uint64_t *sums);
+
 /* Runs a program over a batch. 0, or the 1-based index of an operation whose kind or size is unknown, as a negative number. */
 int32_t infer_run(infer_pool *, const void *program, int64_t bytes, const infer_batch *batch);
 

@@ -132,12 +132,15 @@ class PrefixStore:
         *,
         prefill_token_s: float | None = None,
         last_blocks: int | None = None,
+        memory: Callable[[int], Sequence[Payload]] | None = None,
     ) -> Chain:
         """The longest chain on disk that continues ids[: have_blocks × 64], verified as a whole.
 
         prefill_token_s: seconds to compute one token; as soon as loading turns out to be slower than that, it stops.
         last_blocks: how many to keep of the full blocks before the one where the prompt goes on; those further back
         are verified and let go. None for all.
+        memory: asked once, if all are kept, for places to read so many full blocks to, or fewer. What is in them means
+        nothing unless the chain has it.
         """
         folder = self._folder
         room = len(ids) - 1 - have_blocks * BLOCK_TOKENS
@@ -150,7 +153,15 @@ class PrefixStore:
         rest = ids[have_blocks * BLOCK_TOKENS :]
         try:
             row = self._full_blocks(folder, parent, rest, last_blocks)
-            full, complete = self._load(folder, row, started, prefill_token_s, last_blocks)
+            size = BLOCK_TOKENS * self._bytes_per_token
+            # At most _AHEAD are being read beyond the last one verified: what they overwrite is no longer wanted.
+            places = len(row) if last_blocks is None else min(len(row), last_blocks + 1 + _AHEAD)
+            if memory is None or last_blocks is not None:
+                parts: Sequence[Payload] = list(np.empty((places, size), dtype=np.uint8))
+            else:
+                parts = memory(places)
+                row = row[: len(parts)]
+            full, complete = self._load(folder, row, parts, started, prefill_token_s)
             if full:
                 parent = full[-1].key
             rest = rest[len(full) * BLOCK_TOKENS :]
@@ -241,26 +252,27 @@ class PrefixStore:
         return found
 
     def _load(
-        self, folder: StoreFolder, row: list[Wanted], started: float, token_s: float | None, last: int | None
+        self,
+        folder: StoreFolder,
+        row: list[Wanted],
+        parts: Sequence[Payload],
+        started: float,
+        token_s: float | None,
     ) -> tuple[list[ChainEntry], bool]:
-        """The verified beginning of the row, of which the `last` blocks and one more (None: all) have payloads that
-        are valid; False when loading was given up for being slow."""
-        if not row:
-            return [], True
-        size = row[0].size
-        # At most _AHEAD are being read beyond the last one verified: what they overwrite is no longer wanted.
-        places = len(row) if last is None else min(len(row), last + 1 + _AHEAD)
-        buffer = np.empty(places * size, dtype=np.uint8)
-        if len(row) == 1:
-            only = ChainEntry(row[0].key, row[0].parent, row[0].tokens, buffer)
-            return ([only] if self._read(folder, row[0], buffer) is Outcome.VERIFIED else []), True
+        """The verified beginning of the row, read to `parts` in turn, so that only the last of them have payloads that
+        are valid if there are fewer; False when loading was given up for being slow."""
+        if len(row) < 2:
+            return [
+                ChainEntry(wanted.key, wanted.parent, wanted.tokens, parts[0])
+                for wanted in row
+                if self._read(folder, wanted, parts[0]) is Outcome.VERIFIED
+            ], True
         loaded: list[ChainEntry] = []
         pending: list[tuple[Wanted, Payload, Future[Outcome]]] = []
         with ThreadPoolExecutor(_READERS, thread_name_prefix="kv-reader") as pool:
             for place in range(len(row) + _AHEAD):
                 if place < len(row):
-                    at = place % places * size
-                    part = buffer[at : at + size]
+                    part = parts[place % len(parts)]
                     future = pool.submit(self._read, folder, row[place], part)
                     pending.append((row[place], part, future))
                 if not pending or place < min(_AHEAD, len(row)) - 1:
