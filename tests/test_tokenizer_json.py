@@ -219,6 +219,26 @@ def test_a_cut_file_is_one_line(tmp_path: Path, cut: int) -> None:
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("auto_map", "told"),
+    [
+        ({"AutoTokenizer": ["tokenization_x.XTokenizer", None]}, False),  # the slow one's, not in use
+        ({"AutoTokenizer": ["tokenization_x.XTokenizer", "tokenization_x.XTokenizerFast"]}, True),
+        (["a.A", "tokenization_x.XTokenizerFast"], True),
+        ({"AutoTokenizer": 7}, False),
+        (None, False),
+    ],
+)
+def test_a_tokenizer_of_the_repositorys_own_code_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, auto_map: object, told: bool
+) -> None:
+    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto_map}))
+    (tmp_path / "tokenization_x.py").write_text("raise SystemExit('run')")
+    assert opened(tmp_path, 512).encode("a") == byte_level_tokenizer().encode("a").ids
+    assert ("'tokenization_x.XTokenizerFast', which is never run" in caplog.text) is told
+
+
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"neither tokenizer\.json nor tokenizer\.model"):
         opened(tmp_path, 512)

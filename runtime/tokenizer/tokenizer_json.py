@@ -163,6 +163,7 @@ class _Pipeline:
 
 def load_tokenizer_json(files: FolderFiles) -> JSONTokenizer:
     """Raises TokenizerError for a file that is not one, or that asks for what this version does not do."""
+    files.tell_own_code(1, _WHERE)
     content = files.json
     model = content.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
