@@ -205,6 +205,12 @@ def _context(config: EngineConfig, model: ModelConfig) -> tuple[int, tuple[str, 
         return model.context_length, ()
     if config.ctx <= model.context_length:
         return config.ctx, ()
+    if model.rope.scaling == "dynamic":
+        raise UsageError(
+            f"--ctx {config.ctx} is past the {model.context_length} positions the model was made for, where its "
+            "dynamic rope scaling turns every token by the length of the text: no position could be reused; "
+            f"give --ctx {model.context_length} or less"
+        )
     warning = f"--ctx {config.ctx} is past the {model.context_length} positions the model was made for"
     return config.ctx, (warning,)
 
