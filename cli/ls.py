@@ -92,9 +92,12 @@ def _rows(dirs: DataDirs) -> list[_Row]:
                 name=model.name,
                 size=model.size,
                 path=str(model.path),
+                architecture=model.architecture or None,
                 license=model.license or None,
                 source=model.source or None,
-                description="a file in the store",
+                description=f"a {model.architecture or 'checkpoint'} folder in the store"
+                if model.path.is_dir()
+                else "a file in the store",
             )
         )
     for name, path, size in hub.cached_files():

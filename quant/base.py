@@ -34,7 +34,7 @@ _FORMATS = {
     "IQ3_XXS": "iquant", "IQ3_S": "iquant",
     "IQ4_NL": "table4", "IQ4_XS": "table4", "MXFP4": "table4", "NVFP4": "table4",
     "TQ1_0": "ternary", "TQ2_0": "ternary", "Q1_0": "ternary",
-    "NF4": "bnb", "FP4": "bnb", "INT8": "bnb",
+    "NF4": "bnb", "FP4": "bnb", "INT8": "bnb", "F8_E4M3": "fp8",
 }  # fmt: skip
 
 SUPER = 256  # columns that share a super scale in K-quants
@@ -146,6 +146,11 @@ class QuantFormat(abc.ABC):
     block: int
     type_size: int
     bits: int  # of a code; 16 or 32 for plain floats
+
+    @property
+    def rows_as(self) -> str:
+        """Name of the format that rows are in as they are read: its own, unless they are put together as another's."""
+        return self.name
 
     @property
     def expands(self) -> bool:

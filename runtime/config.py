@@ -64,7 +64,8 @@ class EngineConfig:
 class RopeConfig:
     """Rotary position embedding (arXiv 2104.09864) and its context extensions.
 
-    dim: rotated dimensions per head. scaling: "none", "linear" (positions divided by factor), "yarn"
+    dim: rotated dimensions per head. scaling: "none", "linear" (positions divided by factor),
+    "dynamic" (none up to the context length; from there on a text's length decides, which no engine here does), "yarn"
     (arXiv 2309.00071), "llama3" (Llama 3.1's wavelength bands) or "longrope" (arXiv 2402.13753: a divisor per
     frequency, from the file). original_context: positions seen in training. factors: which of longrope's two sets is
     in use, "short" or "long"; the context length decides when the weights are loaded, never the length of a text.

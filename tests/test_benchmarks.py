@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -23,14 +23,14 @@ Tiny = Callable[..., Path]
 
 
 @pytest.fixture
-def quality(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("quality", FOLDER / "quality.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "quality", module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+@pytest.fixture
+def quality(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("quality")
 
 
 def _program(path: Path, body: str) -> None:
@@ -58,6 +58,25 @@ def test_divergence_of_a_model_from_itself_and_from_another(
     assert found.test_nll / len(found.kl) == pytest.approx(expected.nll, rel=1e-6)
     reference.close()
     test.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_the_same_file_through_transformers(
+    script: Callable[[str], ModuleType], tiny_llama: Tiny, arch: str
+) -> None:
+    path, real_models = tiny_llama(quant="Q4_K", arch=arch), script("real_models")
+    windows = cut_windows(real_models.tokenizer_of(path), CORPUS * 4, 64, 2)
+    expected = real_models.reference_logits(path, windows)
+    kl = {}
+    for kernel in ("float32", "reference"):
+        config = EngineConfig(device="cpu", threads=1, kernel=kernel, kv_type="f32", ctx=64)
+        found = real_models.compare(path, config, windows, expected)
+        assert len(found.kl) == 2 * 31
+        kl[kernel] = sum(found.kl) / len(found.kl)
+        row = [cell.strip() for cell in real_models.line("tiny", kernel, found).split("|")]
+        assert float(row[3]) == pytest.approx(float(row[4]), rel=0.05)
+    assert kl["float32"] < 1e-8 < kl["reference"] < 0.05
 
 
 def test_the_float32_file_is_the_same_model(quality: ModuleType, tiny_llama: Tiny, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infer.runtime.kvcache.disk import checksum
 from infer.runtime.kvcache.disk.checksum import ROW_BYTES, PayloadHash, payload_digest
 from infer.runtime.kvcache.disk.format import (
     HEADER_BYTES,
@@ -102,8 +103,11 @@ def test_keys_are_the_documented_chain() -> None:
     assert dict(prefix_keys(root, ids)) == {n: block_key(root, ids[:n]) for n in range(1, 5)}
 
 
-def test_checksum_is_the_documented_one() -> None:
-    """Against the same sums in Python's integers."""
+@pytest.mark.parametrize("native", [True, False])
+def test_checksum_is_the_documented_one(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the same sums in Python's integers, with the library (where it is) and without."""
+    if not native:
+        monkeypatch.setattr(checksum, "_library", lambda: None)
     data = random.Random(1).randbytes(2 * ROW_BYTES + 8 * 5 + 3)
     stream = hashlib.shake_256(b"infer-kv multilinear multipliers").digest(2 * ROW_BYTES)
     words = [word | 1 for word in struct.unpack(f"<{ROW_BYTES // 4}Q", stream)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
+from traces import traced
 
 from infer.quant.kernels import native
 from infer.runtime.config import BLOCK_SIZE, EngineConfig
@@ -40,97 +40,34 @@ def open_native(tmp_path: Path) -> Iterator[Open]:
         model.close()
 
 
-class Trace:
-    """Everything a request computed: its logits at each decoded position, its tokens, its K and V."""
-
-    def __init__(self) -> None:
-        self.logits: list[torch.Tensor] = []
-        self.tokens: list[int] = []
-        self.kv: list[torch.Tensor] = []
-
-    def __eq__(self, other: object) -> bool:
-        assert isinstance(other, Trace)
-        pairs = [(self.logits, other.logits), (self.kv, other.kv)]
-        same = all(
-            len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True)) for a, b in pairs
-        )
-        return same and self.tokens == other.tokens
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 def _prompt(seed: int, length: int, vocab: int = 300) -> tuple[int, ...]:
     return tuple(random.Random(seed).choices(range(vocab), k=length))
-
-
-def _trace(model: LoadedModel, prompts: dict[str, tuple[int, ...]], count: int = 5) -> dict[str, Trace]:
-    """Runs the prompts together and records what each of them computed."""
-    engine = model.engine
-    runner, scheduler = engine._runner, engine._scheduler
-    traces = {name: Trace() for name in prompts}
-    forward = runner.forward
-
-    def watched(batch: object) -> torch.Tensor:
-        logits = forward(batch)
-        ready = [seq for seq in seen if seq.num_computed + counts[id(seq)] == len(seq.token_ids)]
-        for row, seq in enumerate(ready):
-            traces[seq.request.request_id].logits.append(logits[row].clone())
-        return logits
-
-    schedule, finish = scheduler.schedule, scheduler.finish
-    seen: list = []
-    counts: dict[int, int] = {}
-
-    def watched_schedule() -> object:
-        out = schedule()
-        seen[:] = [seq for seq, _ in out.scheduled]
-        counts.clear()
-        counts.update({id(seq): n for seq, n in out.scheduled})
-        return out
-
-    def watched_finish(seq: object, reason: object) -> None:
-        trace = traces[seq.request.request_id]
-        trace.tokens = seq.token_ids[seq.num_prompt :]
-        for layer in range(model.config.block_count):
-            keys, values = runner.cache.gather(layer, torch.tensor(seq.block_table), seq.num_computed)
-            trace.kv += [keys.clone(), values.clone()]
-        finish(seq, reason)
-
-    runner.forward, scheduler.schedule, scheduler.finish = watched, watched_schedule, watched_finish
-    try:
-        for name, prompt in prompts.items():
-            sampling = SamplingParams(temperature=0.8, seed=11, max_tokens=count, ignore_eos=True)
-            engine.add(Request(name, prompt, sampling))
-        while engine.has_unfinished():
-            engine.step()
-    finally:
-        del runner.forward, scheduler.schedule, scheduler.finish
-    return traces
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_chunks_threads_and_company_change_no_bit(tiny_llama: Tiny, open_native: Open, kind: str) -> None:
     path = tiny_llama(quant=kind, **MODELS[kind])
     prompt = _prompt(1, 150)
-    expected = _trace(open_native(path, prefill_chunk=512), {"a": prompt})["a"]
+    expected = traced(open_native(path, prefill_chunk=512), {"a": prompt})["a"]
     assert len(expected.logits) == 5
-    assert len(expected.kv) == 4
+    assert len(expected.kv(0)) == 4
+    assert expected.kv(0)[0].shape[1] == 154
     for chunk in (1, 7, 64):
-        assert _trace(open_native(path, prefill_chunk=chunk), {"a": prompt})["a"] == expected
-    assert _trace(open_native(path, threads=2), {"a": prompt})["a"] == expected
+        assert traced(open_native(path, prefill_chunk=chunk), {"a": prompt})["a"] == expected
+    assert traced(open_native(path, threads=2), {"a": prompt})["a"] == expected
     others = {str(i): _prompt(50 + i, 3 + 11 * i) for i in range(16)}
     crowd = open_native(path, kv_blocks=80, threads=2, prefill_chunk=200)
     for size in (1, 2, 7, 16):
         company = dict(list(others.items())[:size])
-        assert _trace(crowd, {**company, "a": prompt})["a"] == expected
+        assert traced(crowd, {**company, "a": prompt})["a"] == expected
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "bf16", "f32", "int8"])
 def test_every_kv_type_is_exact(tiny_llama: Tiny, open_native: Open, kv_type: str) -> None:
     path, prompt = tiny_llama(quant="Q4_0"), _prompt(2, 140)
-    expected = _trace(open_native(path, kv_type=kv_type), {"a": prompt})["a"]
+    expected = traced(open_native(path, kv_type=kv_type), {"a": prompt})["a"]
     for chunk in (1, 64):
-        assert _trace(open_native(path, kv_type=kv_type, prefill_chunk=chunk), {"a": prompt})["a"] == expected
+        assert traced(open_native(path, kv_type=kv_type, prefill_chunk=chunk), {"a": prompt})["a"] == expected
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "Q8_0", "F16"])
@@ -139,7 +76,7 @@ def test_every_instruction_set_gives_the_same_bits(tiny_llama: Tiny, open_native
     library = native.load()
     used = library.infer_isa().decode()
     try:
-        traces = [_trace(open_native(path, isa=isa), {"a": prompt})["a"] for isa in native.offered(library)]
+        traces = [traced(open_native(path, isa=isa), {"a": prompt})["a"] for isa in native.offered(library)]
     finally:
         native.load(used)
     assert len(traces) >= 1
@@ -150,18 +87,18 @@ def test_a_prefix_hit_brings_back_the_same_bits(tiny_llama: Tiny, open_native: O
     path = tiny_llama(quant="Q4_1")
     cold, warm = open_native(path), open_native(path, prefix_cache=True)
     base = _prompt(4, 3 * BLOCK_SIZE + 9)
-    _trace(warm, {"first": base})
+    traced(warm, {"first": base})
     for cut in (len(base), 2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 100):
         prompt = (*base[:cut], 7)
-        assert _trace(warm, {"a": prompt})["a"] == _trace(cold, {"a": prompt})["a"]
+        assert traced(warm, {"a": prompt})["a"] == traced(cold, {"a": prompt})["a"]
     assert warm.engine.cached_tokens("a") == 100
 
 
 def test_native_agrees_with_the_reference(tiny_llama: Tiny, open_native: Open) -> None:
     for kind in ("Q4_K", "Q8_0", "F32"):
         path, prompt = tiny_llama(quant=kind), _prompt(5, 70)
-        found = _trace(open_native(path, kv_type="f32"), {"a": prompt}, 1)["a"].logits[0]
-        wanted = _trace(open_native(path, kernel="reference", kv_type="f32"), {"a": prompt}, 1)["a"].logits[0]
+        found = traced(open_native(path, kv_type="f32"), {"a": prompt}, 1)["a"].logits[0]
+        wanted = traced(open_native(path, kernel="reference", kv_type="f32"), {"a": prompt}, 1)["a"].logits[0]
         assert (found - wanted).abs().max() <= 2e-3 * (wanted.max() - wanted.min())
 
 
@@ -171,7 +108,7 @@ def test_two_engines_in_one_process_do_not_disturb_each_other(tiny_llama: Tiny, 
         open_native(tiny_llama(quant="Q8_0"), threads=2),
     )
     prompt = _prompt(6, 40)
-    expected = [_trace(one, {"a": prompt})["a"], _trace(two, {"a": prompt})["a"]]
+    expected = [traced(one, {"a": prompt})["a"], traced(two, {"a": prompt})["a"]]
     sampling = SamplingParams(temperature=0.8, seed=11, max_tokens=5, ignore_eos=True)
     for model in (one, two):
         model.engine.add(Request("a", prompt, sampling))
@@ -186,12 +123,12 @@ def test_two_engines_in_one_process_do_not_disturb_each_other(tiny_llama: Tiny, 
 def test_smollm2_is_exact(smollm2_path: Path, open_native: Open) -> None:
     prompt = _prompt(7, 600, 40000)
     settings = {"ctx": 1024, "threads": 2}
-    expected = _trace(open_native(smollm2_path, prefill_chunk=512, **settings), {"a": prompt}, 8)["a"]
+    expected = traced(open_native(smollm2_path, prefill_chunk=512, **settings), {"a": prompt}, 8)["a"]
     for chunk in (7, 64):
-        found = _trace(open_native(smollm2_path, prefill_chunk=chunk, **settings), {"a": prompt}, 8)["a"]
+        found = traced(open_native(smollm2_path, prefill_chunk=chunk, **settings), {"a": prompt}, 8)["a"]
         assert found == expected
     short = _prompt(8, 40, 40000)
-    alone = _trace(open_native(smollm2_path, prefill_chunk=1, ctx=1024), {"s": short}, 4)["s"]
+    alone = traced(open_native(smollm2_path, prefill_chunk=1, ctx=1024), {"s": short}, 4)["s"]
     crowd = open_native(smollm2_path, kv_blocks=64, **settings)
     others = {str(i): _prompt(20 + i, 30 + 9 * i, 40000) for i in range(16)}
-    assert _trace(crowd, {**others, "s": short}, 4)["s"] == alone
+    assert traced(crowd, {**others, "s": short}, 4)["s"] == alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,7 +69,8 @@ def _error(path: Path) -> InferError:
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', expected true or false"),
         ({"attention_bias": True}, "attn_k.bias, which config.json announces, is missing"),
         ({"new_gate": 3}, "'new_gate' is not known to this version of infer"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported; supported: "),
+        ({"rope_parameters": {"rope_type": "ntk", "factor": 2.0}}, "'ntk' is not supported; supported: "),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "factor is missing"),
         ({"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 0}, "max_position_embeddings is '0'"),
         ({"rope_parameters": {"rope_theta": 0}}, "rope_theta is '0', expected a number above 1"),
         ({"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1]}}, "'mrope_section' is not known"),
@@ -172,6 +174,19 @@ def test_pickles_are_refused(copied: Any) -> None:
     error = _error(folder)
     assert isinstance(error, UnsupportedModelError)
     assert "'pytorch_model.bin', a pickle" in str(error)
+    (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
+    (folder / "pytorch_model.bin.index.json").write_text("{}")
+    (folder / "training_args.bin").write_bytes(b"\x80\x02.")
+    open_checkpoint(folder).close()  # what lies beside safetensors is never read
+    index = {"weight_map": {"model.norm.weight": "pytorch_model-00001-of-00002.bin"}}
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    error = _error(folder)
+    assert isinstance(error, UnsupportedModelError)
+    assert "'pytorch_model-00001-of-00002.bin', a pickle" in str(error)
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "other.safetensors").write_bytes(b"\x80\x02}q\x00.")
+    assert "is a PyTorch checkpoint (pickle)" in str(_error(folder))
 
 
 def test_a_file_cut_after_opening_is_an_error(copied: Any) -> None:

@@ -18,6 +18,7 @@ from logits import logits_of, prompt_ids
 
 from infer.quant.kernels import native
 from infer.runtime.config import BLOCK_SIZE
+from infer.runtime.errors import UsageError
 from infer.runtime.loader import LoadedModel
 from infer.runtime.request import Request
 from infer.samplers.params import SamplingParams
@@ -70,6 +71,12 @@ def test_older_spellings_of_the_rope_mean_the_same(written: Written, opened: Ope
         wanted, found = (logits_of(opened(p, kernel="float32"), ids, [60]) for p in (path, folder))
         assert torch.equal(found, wanted), case
         shutil.rmtree(folder)
+
+
+def test_dynamic_rope_scaling_ends_at_the_context(written: Written, open_model: Open) -> None:
+    path, _ = written("llama, dynamic")
+    with pytest.raises(UsageError, match=r"--ctx 513 is past the 512 positions .* give --ctx 512 or less"):
+        open_model(path, ctx=513)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

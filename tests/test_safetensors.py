@@ -225,7 +225,7 @@ def _link(folder: Path, _: object) -> None:
         (_map(c="../model-00002-of-00002.safetensors"), "no name of a safetensors file beside it"),
         (_map(c="/etc/passwd"), "no name of a safetensors file beside it"),
         (_map(c="sub/x.safetensors"), "no name of a safetensors file beside it"),
-        (_map(c="pytorch_model.bin"), "no name of a safetensors file beside it"),
+        (_map(c="pytorch_model.bin"), "a pickle that can run code when it is read"),
         (_map(c=7), "no name of a safetensors file beside it"),
         (lambda f, _: (f / INDEX).write_text('{"weight_map": {"a": "x", "a": "y"}}'), "'a' is there twice"),
         (lambda f, _: (f / INDEX).write_text("{}"), "has no weight_map"),

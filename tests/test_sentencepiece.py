@@ -6,8 +6,9 @@ import io
 import json
 import logging
 import math
+import random
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -496,6 +497,46 @@ def test_a_damaged_file_is_an_error_or_a_tokenizer(
         return
     for text in TEXTS[:14]:
         assert deltas(tokenizer, ids := tokenizer.encode(text)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[5], CASES[7]], ids=str)
+def test_sound_files_of_hostile_values_are_an_error_or_a_tokenizer(case: Case, tmp_path: Path) -> None:
+    """What damage at random hardly reaches: extreme scores, other types, long pieces, rules bent within their trie. The
+    library would end the process or not come back; an exception of another kind would be no line."""
+    model, draw, path = parse(trained(case)), random.Random(1), tmp_path / "tokenizer.model"
+    first = 300 if case.byte_fallback else 10  # behind the bytes
+    refused = 0
+    for _ in range(60):
+        scores, types, pieces, rules = (
+            [*model.scores],
+            [*model.types],
+            [*model.pieces],
+            bytearray(model.charsmap),
+        )
+        for _ in range(draw.choice((1, 30, 700))):
+            scores[draw.randrange(len(scores))] = draw.choice((3.4e38, -3.4e38, 0.0, 1e-45))
+            types[draw.randrange(first, len(types))] = draw.choice((1, 1, 3, 4, 5))
+        for _ in range(draw.choice((0, 0, 5))):
+            at = draw.randrange(first, len(pieces))
+            pieces[at] = draw.choice(
+                ("a" * draw.randrange(1, 1030), f"▁▁{at}", f"\t{at}", f" x{at}", chr(at), "a", "")
+            )
+        if rules:
+            at = draw.randrange(len(rules) // 4)
+            for _ in range(draw.choice((0, 0, 1, 3))):
+                rules[4 * at : 4 * at + 4] = draw.randbytes(4)
+        changed = replace(model, scores=scores, types=types, pieces=pieces, charsmap=bytes(rules))
+        path.write_bytes(serialize(changed))
+        try:
+            tokenizer = load_tokenizer_model(path)
+        except InferError as error:
+            assert error.exit_code == 3
+            assert "\n" not in str(error)
+            refused += 1
+            continue
+        for text in TEXTS:
+            assert deltas(tokenizer, ids := tokenizer.encode(text)) == tokenizer.decode(ids)
+    assert 5 < refused < 55
 
 
 def test_a_model_is_written_as_it_is_read() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import pytest
 from fake_wheels import CONTENT, NAME, PIECES, FakePip, make_entry, sha256, write_wheel
 
 from infer.cli.main import invoke
+from infer.cli.options import complete_model
 from infer.runtime.store import catalog
 from infer.runtime.store.catalog import CatalogEntry
 
@@ -91,6 +93,40 @@ def test_ls_as_json(entry: CatalogEntry, home: Path, capsys: Capture) -> None:
         True,
         str(home / "models" / "mine.gguf"),
     )
+
+
+def test_a_checkpoint_folder_is_a_model_of_the_store(
+    entry: CatalogEntry, home: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    folder = home / "models" / "Tiny-1B"
+    (folder / "onnx").mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "model.safetensors").write_bytes(b"x" * 100)
+    (home / "models" / "notes").mkdir()
+    assert invoke(["ls", "--json"]) == 0
+    _, mine = json.loads(capsys.readouterr().out)["models"]
+    assert (mine["name"], mine["size"], mine["architecture"]) == ("Tiny-1B", 123, "llama")
+    assert mine["path"] == str(folder)
+    assert complete_model("Ti") == ["Tiny-1B"]
+    assert invoke(["ls"]) == 0
+    assert "a llama folder in the store" in capsys.readouterr().out
+    assert invoke(["show", "Tiny-1B"]) == 3
+    assert str(folder) in capsys.readouterr().err  # found, and no model
+
+    (folder / "config.json").write_bytes(b"{")
+    assert invoke(["ls"]) == 0
+    assert "a checkpoint folder in the store" in capsys.readouterr().out
+    assert invoke(["rm", "notes", "-y"]) == 3
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(elsewhere)
+    for _ in range(2):
+        capsys.readouterr()
+        assert invoke(["rm", "Tiny-1B", "-y"]) == 0
+        assert capsys.readouterr().err.startswith("deleted Tiny-1B: ")
+        assert not os.path.lexists(folder)
+        assert elsewhere.exists()
+        shutil.copytree(elsewhere, folder)
+    assert (home / "models" / "notes").exists()
 
 
 def test_ls_shows_how_far_an_interrupted_download_is(

@@ -125,6 +125,8 @@ def test_offline_the_hub_gives_what_is_cached(monkeypatch: pytest.MonkeyPatch, t
     offline = options(offline=True)
     assert hub.fetch(MODEL, offline) == snapshot / "sub" / "a.gguf"
     assert hub.cached_files() == [(HubModel("org/repo", "sub/a.gguf"), snapshot / "sub" / "a.gguf", 4)]
+    (snapshot / "sub" / "a.gguf").rename(snapshot / "model.safetensors")
+    assert hub.cached_files() == [(HubModel("org/repo"), snapshot, 6)]
     for missing in (HubModel("org/repo", "b.gguf"), HubModel("org/other")):
         with pytest.raises(DownloadError, match="is not in the hub's cache"):
             hub.fetch(missing, offline)

@@ -3,6 +3,7 @@ where they are asked for."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import tokenizers
 from hf_folders import BOS, EOS, byte_level_tokenizer, edit_json
 from tiny_models import CORPUS
@@ -19,6 +21,7 @@ from infer.runtime.checkpoint.folder.texts import read_texts
 from infer.runtime.errors import InferError, TokenizerError
 from infer.runtime.tokenizer.base import Tokenizer
 from infer.runtime.tokenizer.load import load_chat_template, load_tokenizer
+from infer.runtime.tokenizer.model_proto import parse
 
 STRESS = [
     "", " ", "  ", "\n", "\n\n\n", "\t\t x", " leading", "trailing ", "a  b   c    d", CORPUS, "naïve café Ωmega",
@@ -72,12 +75,47 @@ def sentencepiece_like(scheme: str | None) -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def unigram(
+    pieces: list[tuple[str, float]],
+    control: list[str],
+    *,
+    scheme: str = "always",
+    byte_fallback: bool = False,
+) -> tokenizers.Tokenizer:
+    """T5's pipeline but for its normalizer."""
+    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=byte_fallback))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme)
+    metaspace = decoders.Metaspace("▁", prepend_scheme=scheme)
+    tokenizer.decoder = (
+        decoders.Sequence([decoders.ByteFallback(), metaspace]) if byte_fallback else metaspace
+    )
+    tokenizer.add_special_tokens(control)
+    tokenizer.add_tokens([AddedToken("quick", single_word=True, normalized=True)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    return tokenizer
+
+
+def scored_pieces() -> list[tuple[str, float]]:
+    """With a piece for every byte, and scores that make words win over their parts."""
+    control = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words = sorted(set(CORPUS.split()))
+    grown = {f"▁{word}"[:size] for word in words for size in range(1, len(word) + 2)} | set(CORPUS) - {
+        " ",
+        "\n",
+    }
+    return [(piece, 0.0) for piece in control] + [(piece, -9.0 - 0.1 / len(piece)) for piece in sorted(grown)]
+
+
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "byte level": byte_level_tokenizer,
     "older llama 2": lambda: sentencepiece_like(None),
     "llama 2": lambda: sentencepiece_like("first"),
     "always": lambda: sentencepiece_like("always"),
     "never": lambda: sentencepiece_like("never"),
+    "unigram": lambda: unigram(scored_pieces(), ["<unk>", "<s>", "</s>"], byte_fallback=True),
+    "unigram, first": lambda: unigram(
+        scored_pieces(), ["<unk>", "<s>", "</s>"], scheme="first", byte_fallback=True
+    ),
 }
 
 
@@ -111,7 +149,51 @@ def test_no_text_becomes_a_control_token(pair: tuple[tokenizers.Tokenizer, Token
     ids = ours.encode(text)
     assert not [token for token in ids if ours.is_control(token)]
     joined = b"".join(map(ours.token_bytes, ids)).decode()
+    if ours.kind.startswith("unigram"):  # the library's takes this text for the byte
+        joined, text = joined.replace("A", "<0x41>"), text.replace("A", "<0x41>")
     assert re.sub("[ ▁]", "", joined) == re.sub("[ ▁]", "", text)  # some pipelines begin words with a space
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["T5", "XLM-R"])
+def test_a_converted_sentencepiece_model(tmp_path: Path, split: bool) -> None:
+    """Its normalization rules are in the file too. Both libraries are asked."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*CORPUS.splitlines(), *STRESS[9:13]] * 20), model_writer=written, minloglevel=2,
+        model_type="unigram", vocab_size=300, hard_vocab_limit=False, normalization_rule_name="nmt_nfkc",
+        character_coverage=1.0, control_symbols=["<pad>"], num_threads=1,
+    )  # fmt: skip
+    model = parse(written.getvalue())
+    theirs = unigram(list(zip(model.pieces, model.scores, strict=True)), ["<unk>", "<s>", "</s>", "<pad>"])
+    precompiled = normalizers.Precompiled(model.charsmap)
+    spaces = normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
+    theirs.normalizer = normalizers.Sequence([precompiled, normalizers.Strip(), spaces])
+    if split:
+        theirs.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace("▁")]
+        )
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    ours = opened(tmp_path, theirs.get_vocab_size())
+    assert ours.kind == "unigram (tokenizer.json)"
+    assert (ours.add_bos, ours.add_eos) == (False, True)
+    original = sentencepiece.SentencePieceProcessor()
+    original.LoadFromSerializedProto(written.getvalue())
+    for text in STRESS:
+        assert ours.encode(text, special=True) == theirs.encode(text, add_special_tokens=False).ids
+        assert not [
+            token for token in ours.encode(text) if ours.is_control(token) and ours.piece(token) != "<unk>"
+        ]
+        plain = text.isprintable() and text == text.strip() and not re.search("quick|<|\u0300", text)
+        if plain:  # not an added token, nor a row of accents, which the libraries normalize differently
+            assert ours.encode(text) == original.encode(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_text_names_what_is_silent(tmp_path: Path, kind: str) -> None:
+    KINDS[kind]().save(str(tmp_path / "tokenizer.json"))
+    ours = opened(tmp_path, KINDS[kind]().get_vocab_size())
+    text = "\0unused 1\0 \0unused 2\0"
+    assert not any(map(ours.is_control, ours.encode(text)))
 
 
 def test_a_chat_gives_the_ids_of_its_text(tmp_path: Path) -> None:
@@ -175,14 +257,22 @@ def broken(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
     model = content["model"]
     step = {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}
     return {
-        "is of type 'Unigram'": {"model": {**model, "type": "Unigram"}},
+        "is of type 'WordPiece'": {"model": {**model, "type": "WordPiece"}},
+        "vocabulary of 1 to": {"model": {"type": "Unigram", "vocab": {"a": 1}, "unk_id": 0}},
+        "entry 1 of its vocabulary is no piece": {"model": {"type": "Unigram", "vocab": [["a", 0], ["b", "x"]]}},
+        "entry 0 of its vocabulary is no piece": {"model": {"type": "Unigram", "vocab": [["a", 1e300]]}},
+        "holds the piece 'a' twice": {"model": {"type": "Unigram", "vocab": [["a", 0], ["a", 0]]}},
+        "unk_id is 'None', no id of its 1 pieces": {"model": {"type": "Unigram", "vocab": [["a", 0]]}},
+        "unk_id is '1', no id": {"model": {"type": "Unigram", "vocab": [["a", 0]], "unk_id": 1}},
+        "has a 'nbest_size'": {"model": {"type": "Unigram", "vocab": [["a", 0]], "unk_id": 0, "nbest_size": 4}},
         "no vocabulary": {"model": {**model, "vocab": {}}},
         "holds ids that are not": {"model": {**model, "vocab": {"a": 1 << 40}}},
         "one id to two tokens": {"model": {**model, "vocab": {"a": 1, "b": 1}}},
         "is not two tokens": {"model": {**model, "merges": ["abc"]}},
         "do not fit its vocabulary": {"model": {**model, "merges": [["a", "zzz"]]}},
         "has a dropout": {"model": {**model, "dropout": 0.5}},
-        "normalizer is of type 'Precompiled'": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "A"}},
+        "normalizer is of type 'Nmt'": {"normalizer": {"type": "Nmt"}},
+        "its trie has 0 bytes": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "A"}},
         "tokenizer is of type 'Evil'": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Evil"}]}},
         "no tokenizer comes of it": {"pre_tokenizer": step},
         "has no decoder": {"decoder": None},
@@ -217,6 +307,26 @@ def test_a_cut_file_is_one_line(tmp_path: Path, cut: int) -> None:
     with pytest.raises(InferError) as caught:
         opened(tmp_path, 512)
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("auto_map", "told"),
+    [
+        ({"AutoTokenizer": ["tokenization_x.XTokenizer", None]}, False),  # the slow one's, not in use
+        ({"AutoTokenizer": ["tokenization_x.XTokenizer", "tokenization_x.XTokenizerFast"]}, True),
+        (["a.A", "tokenization_x.XTokenizerFast"], True),
+        ({"AutoTokenizer": 7}, False),
+        (None, False),
+    ],
+)
+def test_a_tokenizer_of_the_repositorys_own_code_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, auto_map: object, told: bool
+) -> None:
+    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto_map}))
+    (tmp_path / "tokenization_x.py").write_text("raise SystemExit('run')")
+    assert opened(tmp_path, 512).encode("a") == byte_level_tokenizer().encode("a").ids
+    assert ("'tokenization_x.XTokenizerFast', which is never run" in caplog.text) is told
 
 
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ class NativeKernel(WeightKernel):
         Raises ValueError when the matrix is empty or its columns do not fill whole blocks."""
         if 0 in source.shape:
             raise ValueError(f"{source.name}: an empty matrix {list(source.shape)} cannot be loaded")
-        kind = STORED.get(source.format.name)
+        kind = STORED.get(source.format.rows_as)
         weight: NativeWeight | None = None
         if kind is not None and not source.requantized:
             weight = NativeWeight.empty(source.shape, kind, self._arena)
@@ -197,7 +197,7 @@ class NativeKernel(WeightKernel):
             raise ValueError(f"{source.name}: {raw.numel()} bytes were read where {expected} are expected")
         status = self.library.infer_pack(
             self.pool.handle,
-            source.format.name.encode(),
+            source.format.rows_as.encode(),
             raw.data_ptr(),
             byref(weight.struct),
             start,

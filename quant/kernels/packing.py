@@ -66,6 +66,7 @@ class Packing:
             while thread.is_alive():
                 thread.join(_POLL_S)
                 on_progress(self._work.done)
+        on_progress(self._work.done)
         named = zip(self._weights.items(), self._stored, strict=True)
         return {name: weight for (name, weight), stored in named if not stored.failed}
 

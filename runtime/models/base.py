@@ -204,10 +204,10 @@ class WeightLoader:
             packed = self._kernel.pack(source)
         except ValueError as error:
             raise CheckpointError(f"{self._checkpoint.path}: tensor {source.name}: {error}") from None
-        if source.format.expands:
+        if source.format.expands and not source.requantized:
             rows, columns = source.shape
             stored, held = self.expanded.get(source.format.name, (0, 0))
-            stored += rows * source.format.row_bytes(columns)
+            stored += rows * columns // source.format.block * source.format.type_size
             self.expanded[source.format.name] = (stored, held + packed.nbytes)
         return packed
 

@@ -12,7 +12,7 @@ from infer.runtime.errors import CheckpointError, UnsupportedModelError
 DESCRIPTIVE = {"vocab_size", "attention.causal", "tensor_data_layout", "rope.scaling.finetuned"}
 #: `expert_gating_func` → MoEConfig.gate
 GATES = {1: "softmax", 2: "sigmoid", 3: "chosen_softmax"}
-SCALINGS = ("none", "linear", "yarn", "llama3", "longrope")
+SCALINGS = ("none", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 class HyperParameters:

@@ -18,6 +18,7 @@ from typing import Any
 
 from infer.runtime.errors import DownloadError, InferError, ModelNotFoundError
 from infer.runtime.store.files import Notify, Progress, check_remote_name, human_size
+from infer.runtime.store.folders import describe_folder
 
 PREFIX = "hf:"
 _REPO = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
@@ -149,7 +150,8 @@ def shards(file: str) -> list[str]:
 
 
 def cached_files() -> list[tuple[HubModel, Path, int]]:
-    """GGUF files in the hub's cache that `hf:org/repo:file` names: where they are, and their bytes."""
+    """Models in the hub's cache, where they are, and their bytes: GGUF files, which `hf:org/repo:file` names, and
+    checkpoint folders of repositories without one, which `hf:org/repo` does."""
     from huggingface_hub import constants
 
     found: list[tuple[HubModel, Path, int]] = []
@@ -159,10 +161,13 @@ def cached_files() -> list[tuple[HubModel, Path, int]]:
             snapshot = _snapshot(folder)
             if snapshot is None:
                 continue
-            for path in sorted(snapshot.rglob("*.gguf")):
-                if path.is_file():
-                    name = path.relative_to(snapshot).as_posix()
-                    found.append((HubModel(repo, name), path, path.stat().st_size))
+            files = [path for path in sorted(snapshot.rglob("*.gguf")) if path.is_file()]
+            for path in files:
+                name = path.relative_to(snapshot).as_posix()
+                found.append((HubModel(repo, name), path, path.stat().st_size))
+            facts = None if files else describe_folder(snapshot)
+            if facts is not None:
+                found.append((HubModel(repo), snapshot, facts.size))
     return found
 
 

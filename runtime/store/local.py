@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 from infer.runtime.errors import ModelError, ModelNotFoundError, UsageError, did_you_mean
 from infer.runtime.store import catalog as catalog_module
 from infer.runtime.store.catalog import CatalogEntry
+from infer.runtime.store.folders import describe_folder
 from infer.runtime.store.manifest import manifest_path, read_manifest
 from infer.runtime.store.paths import DataDirs
 from infer.runtime.store.pull import remove_partial
@@ -19,9 +21,10 @@ from infer.runtime.store.pull import remove_partial
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model file of the store. name: the catalog's where it is one of its files, else the file name.
+    """A model of the store, a .gguf file or a checkpoint folder. name: the catalog's where it is one of its files, else
+    that of the file or folder.
 
-    size in bytes, modified in seconds since 1970; source and license are empty where unknown.
+    size in bytes, modified in seconds since 1970; source, license and architecture are empty where unknown.
     """
 
     name: str
@@ -30,10 +33,11 @@ class LocalModel:
     modified: float
     source: str = ""
     license: str = ""
+    architecture: str = ""
 
 
 def list_models(dirs: DataDirs, catalog: Sequence[CatalogEntry] | None = None) -> list[LocalModel]:
-    """The model files directly inside the store's folder, by name. A missing folder is an empty store."""
+    """The models directly inside the store's folder, by name. A missing folder is an empty store."""
     entries = {entry.file_name: entry for entry in (catalog_module.CATALOG if catalog is None else catalog)}
     found = []
     try:
@@ -47,6 +51,11 @@ def list_models(dirs: DataDirs, catalog: Sequence[CatalogEntry] | None = None) -
     for path in paths:
         with suppress(OSError):
             status = path.stat()
+            facts = describe_folder(path)
+            if facts is not None:
+                found.append(
+                    LocalModel(path.name, path, facts.size, status.st_mtime, architecture=facts.architecture)
+                )
             if not path.name.lower().endswith(".gguf") or not stat.S_ISREG(status.st_mode):
                 continue
             manifest = read_manifest(path)
@@ -67,7 +76,7 @@ def list_models(dirs: DataDirs, catalog: Sequence[CatalogEntry] | None = None) -
 
 
 def stored_file(name: str, dirs: DataDirs, catalog: Sequence[CatalogEntry] | None = None) -> Path:
-    """Path a name has inside the store: a catalog name's file, or the file itself. It need not exist.
+    """Path a name has inside the store: a catalog name's file, or the file or folder itself. It need not exist.
 
     Raises UsageError for anything that is not a plain name, so that no path outside the store comes back.
     """
@@ -83,14 +92,20 @@ def stored_file(name: str, dirs: DataDirs, catalog: Sequence[CatalogEntry] | Non
 def remove(name: str, dirs: DataDirs, catalog: Sequence[CatalogEntry] | None = None) -> int:
     """Delete a model of the store with its manifest and any interrupted download of it; returns bytes freed.
 
-    A link is removed, never what it points to. Raises UsageError for names that are paths, ModelNotFoundError
-    where there is nothing of that name, ModelError where it cannot be deleted or is being downloaded.
+    A folder goes with all that is in it. A link is removed, never what it points to. Raises UsageError for names that
+    are paths, ModelNotFoundError where there is nothing of that name, ModelError where it cannot be deleted or is being
+    downloaded.
     """
     path = stored_file(name, dirs, catalog)
     entry = catalog_module.find(name, catalog)
     try:
         freed = remove_partial(entry, dirs) if entry is not None else 0
-        status = path.lstat() if path.name.lower().endswith(".gguf") and os.path.lexists(path) else None
+        facts = describe_folder(path) if entry is None else None
+        if facts is not None and not path.is_symlink():
+            shutil.rmtree(path)
+            return facts.size
+        gguf = path.name.lower().endswith(".gguf")
+        status = path.lstat() if (gguf or facts is not None) and os.path.lexists(path) else None
         if status is None:
             if freed:
                 return freed

@@ -4,7 +4,7 @@ In this order, and nothing is guessed beyond it:
 1. `hf:…` is a hub repository, `hf:org/repo[:file]`;
 2. what holds a path separator, ends in `.gguf` or exists is a path; a bare `NAME.gguf` that does not exist
    here is looked up in the store;
-3. anything else is a catalog name, upper and lower case being the same.
+3. anything else is a catalog name, upper and lower case being the same, or a checkpoint folder in the store.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from infer.runtime.checkpoint.open import CONFIG
 from infer.runtime.errors import ModelNotFoundError, UsageError, did_you_mean
 from infer.runtime.store import catalog as catalog_module
 from infer.runtime.store import hub
@@ -61,6 +62,8 @@ def resolve(
         return LocalPath(_existing(spec, dirs))
     entry = catalog_module.find(spec, entries)
     if entry is None:
+        if os.path.isfile(dirs.models / spec / CONFIG):
+            return LocalPath(dirs.models / spec)
         raise ModelNotFoundError(_unknown(spec, [entry.name for entry in entries]))
     return CatalogModel(entry)
 

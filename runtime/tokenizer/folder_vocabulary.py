@@ -53,6 +53,19 @@ class FolderFiles:
         """Of a tokenizer.model."""
         return Path(get_str(self._metadata, FOLDER + "model"))
 
+    def tell_own_code(self, place: int, used: str) -> None:
+        """One warning where tokenizer_config.json names a class of the repository's own for what `used`, a file, stands
+        for. place: in auto_map's pair of classes, 0 of the one that reads tokenizer.model, 1 of tokenizer.json."""
+        code = self._config.get("auto_map")
+        named = code.get("AutoTokenizer") if isinstance(code, dict) else code
+        pair = named if isinstance(named, list) else [named]
+        if len(pair) > place and isinstance(name := pair[place], str):
+            logger.warning(
+                "tokenizer_config.json names code of the repository's own, %s, which is never run; used is %s alone",
+                shown(name),
+                used,
+            )
+
     def added_tokens(self) -> dict[int, AddedToken]:
         """By id: those of tokenizer.json, then of tokenizer_config.json, then of added_tokens.json. Raises
         TokenizerError for tokens that contradict each other or are none."""

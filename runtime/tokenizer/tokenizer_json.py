@@ -8,9 +8,10 @@ Format: https://github.com/huggingface/tokenizers (tokenizer.json is its seriali
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,17 +19,21 @@ from infer.runtime.checkpoint.printable import shown
 from infer.runtime.errors import TokenizerError
 from infer.runtime.tokenizer.base import VocabularyTokenizer
 from infer.runtime.tokenizer.bpe import parts, spelled_bytes
+from infer.runtime.tokenizer.charsmap import check_charsmap
 from infer.runtime.tokenizer.folder_vocabulary import AddedToken, FolderFiles
+from infer.runtime.tokenizer.json_models import WHERE, build_model, read_pieces, the_library
 from infer.runtime.tokenizer.sentencepiece import SPACE, byte_names
-from infer.runtime.tokenizer.vocabulary import MAX_TOKENS, TokenType, Vocabulary, read_vocabulary
+from infer.runtime.tokenizer.vocabulary import TokenType, Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
-_WHERE = "tokenizer.json"
 #: what a pipeline may hold: nothing that draws at random, and nothing whose data could crash the library
+#: (Precompiled is sentencepiece's rules, checked as those)
 _KNOWN = {
-    "normalizer": {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace", "Strip", "StripAccents"},
+    "normalizer": {
+        "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Precompiled", "Prepend", "Replace", "Strip", "StripAccents",
+    },
     "pre_tokenizer": {
         "ByteLevel", "CharDelimiterSplit", "Digits", "Metaspace", "Punctuation", "Split", "Whitespace",
         "WhitespaceSplit",
@@ -49,12 +54,12 @@ class _Decoder:
 
 
 class JSONTokenizer(VocabularyTokenizer):
-    """Byte-level BPE and SentencePiece's BPE as tokenizer.json has them."""
+    """Byte-level BPE, and SentencePiece's BPE and unigram models, as tokenizer.json has them."""
 
     def __init__(
         self, vocabulary: Vocabulary, added: Mapping[int, AddedToken], pipeline: _Pipeline, decoder: _Decoder
     ) -> None:
-        super().__init__(vocabulary, f"bpe ({_WHERE})")
+        super().__init__(vocabulary, f"{type(pipeline.model).__name__.lower()} ({WHERE})")
         self.add_bos, self.add_eos = bool(vocabulary.add_bos), bool(vocabulary.add_eos)
         self.strips_leading_space = decoder.strips_leading_space
         self._added, self._byte_level = added, decoder.byte_level
@@ -121,7 +126,7 @@ class _Pipeline:
     """Everything that turns a text into ids, but for the added tokens. begins_texts: the pre-tokenizer treats the
     beginning of a text unlike the beginning of what follows a control token."""
 
-    model: tokenizers.models.BPE
+    model: tokenizers.models.Model
     normalizer: object
     pre_tokenizer: object
 
@@ -142,7 +147,7 @@ class _Pipeline:
 
         steps = {"normalizer": self.normalizer, "pre_tokenizer": self.pre_tokenizer}
         empty = {"type": "BPE", "vocab": {}, "merges": []}
-        with _the_library("no tokenizer comes of it"):
+        with the_library("no tokenizer comes of it"):
             built = tokenizers.Tokenizer.from_str(
                 json.dumps({"version": "1.0", "added_tokens": [], "model": empty} | steps)
             )
@@ -163,14 +168,12 @@ class _Pipeline:
 
 def load_tokenizer_json(files: FolderFiles) -> JSONTokenizer:
     """Raises TokenizerError for a file that is not one, or that asks for what this version does not do."""
+    files.tell_own_code(1, WHERE)
     content = files.json
     model = content.get("model")
-    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
-        found = model.get("type") if isinstance(model, dict) else None
-        raise TokenizerError(f"{_WHERE}: its model is of type {shown(str(found))}; this version reads BPE")
+    pieces = read_pieces(model)
     added = files.added_tokens()
     post = _flat(content.get("post_processor"), "post_processor")
-    pieces = _pieces(model)
     vocabulary = read_vocabulary(files.keys(pieces, added, template=_template_ids(post)))
     # tokenizer_config.json may name others than those added.
     for token_id, kind in enumerate(vocabulary.types):
@@ -178,64 +181,14 @@ def load_tokenizer_json(files: FolderFiles) -> JSONTokenizer:
             added[token_id] = AddedToken.control(token_id, vocabulary.tokens[token_id])
     silent = {token_id for token_id, kind in enumerate(vocabulary.types) if kind != TokenType.NORMAL}
     silent -= {token.id for token in added.values() if vocabulary.types[token.id] == TokenType.USER_DEFINED}
-    for key in ("normalizer", "pre_tokenizer"):
-        _flat(content.get(key), key)
+    _flat(content.get("pre_tokenizer"), "pre_tokenizer")
+    for step in _flat(content.get("normalizer"), "normalizer"):
+        if step["type"] == "Precompiled":
+            _check_rules(step.get("precompiled_charsmap"))
     pipeline = _Pipeline(
-        _build_model(model, pieces, silent), content.get("normalizer"), content.get("pre_tokenizer")
+        build_model(model, pieces, silent), content.get("normalizer"), content.get("pre_tokenizer")
     )
     return JSONTokenizer(vocabulary, added, pipeline, _decoder(content.get("decoder")))
-
-
-def _pieces(model: Mapping[str, object]) -> dict[str, int]:
-    vocab = model.get("vocab")
-    if not isinstance(vocab, dict) or not vocab:
-        raise TokenizerError(f"{_WHERE}: its model has no vocabulary; download it again")
-    if not all(type(token_id) is int and 0 <= token_id < MAX_TOKENS for token_id in vocab.values()):
-        raise TokenizerError(f"{_WHERE}: its vocabulary holds ids that are not from 0 to {MAX_TOKENS - 1}")
-    if len(set(vocab.values())) != len(vocab):
-        raise TokenizerError(f"{_WHERE}: its vocabulary gives one id to two tokens; download it again")
-    return vocab
-
-
-def _build_model(
-    model: Mapping[str, object], pieces: Mapping[str, int], silent: set[int]
-) -> tokenizers.models.BPE:
-    """silent: ids that no text becomes. Their pieces get names that nothing leads to, and so do ids without a piece:
-    the library numbers added tokens from the size of the vocabulary on."""
-    from tokenizers import models
-
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(key):
-            raise TokenizerError(f"{_WHERE}: its model has a {key}, which this version does not support")
-    muted = {piece for piece, token_id in pieces.items() if token_id in silent}
-    vocab = {piece: token_id for piece, token_id in pieces.items() if piece not in muted}
-    size = max(pieces.values()) + 1
-    for token_id in set(range(size)) - set(vocab.values()):
-        vocab[f"\0unused {token_id}\0"] = token_id
-    merges = list(_merges(model.get("merges")))
-    if muted:
-        merges = [pair for pair in merges if muted.isdisjoint((*pair, "".join(pair)))]
-    unknown = model.get("unk_token")
-    if isinstance(unknown, str) and unknown in muted:
-        unknown = f"\0unused {pieces[unknown]}\0"
-    with _the_library("its merges do not fit its vocabulary"):
-        return models.BPE(
-            vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=bool(model.get("fuse_unk")),
-            byte_fallback=bool(model.get("byte_fallback")), ignore_merges=bool(model.get("ignore_merges")),
-        )  # fmt: skip
-
-
-def _merges(given: object) -> Iterator[tuple[str, str]]:
-    """Pairs, or texts with a space between."""
-    if not isinstance(given, list):
-        raise TokenizerError(f"{_WHERE}: its model has no merges; download it again")
-    for merge in given:
-        pair = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(piece, str) for piece in pair):
-            raise TokenizerError(
-                f"{_WHERE}: the merge {shown(str(merge))} is not two tokens; download it again"
-            )
-        yield pair[0], pair[1]
 
 
 def _flat(component: object, key: str, depth: int = 0) -> list[dict[str, object]]:
@@ -249,9 +202,17 @@ def _flat(component: object, key: str, depth: int = 0) -> list[dict[str, object]
             return [step for member in members for step in _flat(member, key, depth + 1)]
     if not isinstance(component, dict) or kind not in _KNOWN[key]:
         raise TokenizerError(
-            f"{_WHERE}: its {key} is of type {shown(str(kind))}; this version reads {', '.join(sorted(_KNOWN[key]))}"
+            f"{WHERE}: its {key} is of type {shown(str(kind))}; this version reads {', '.join(sorted(_KNOWN[key]))}"
         )
     return [component]
+
+
+def _check_rules(encoded: object) -> None:
+    try:
+        rules = base64.b64decode(encoded if isinstance(encoded, str) else "", validate=True)
+    except (binascii.Error, ValueError):
+        rules = b""
+    check_charsmap(rules, f"{WHERE}: precompiled_charsmap")
 
 
 def _decoder(component: object) -> _Decoder:
@@ -261,11 +222,15 @@ def _decoder(component: object) -> _Decoder:
         return _Decoder(byte_level=True, strips_leading_space=False)
     if not kinds & {"Metaspace", "Replace"}:
         raise TokenizerError(
-            f"{_WHERE}: has no decoder that makes texts of its tokens; this version needs one"
+            f"{WHERE}: has no decoder that makes texts of its tokens; this version needs one"
         )
     strips = any(
         (step["type"] == "Strip" and step.get("content") == " " and step.get("start"))
-        or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        or (
+            step["type"] == "Metaspace"
+            and step.get("prepend_scheme", "always") != "never"
+            and step.get("add_prefix_space", True)
+        )
         for step in steps
     )
     return _Decoder(byte_level=False, strips_leading_space=strips)
@@ -287,22 +252,11 @@ def _template_ids(steps: Sequence[Mapping[str, object]]) -> tuple[list[int], lis
                     side += step["special_tokens"][item["SpecialToken"]["id"]]["ids"]  # type: ignore[index]
         except (KeyError, TypeError):
             raise TokenizerError(
-                f"{_WHERE}: its post_processor is not a template; download it again"
+                f"{WHERE}: its post_processor is not a template; download it again"
             ) from None
     if len(before) > 1 or len(after) > 1 or not all(type(token_id) is int for token_id in before + after):
         raise TokenizerError(
-            f"{_WHERE}: its post_processor puts {len(before)} tokens before a text and {len(after)} after it; "
+            f"{WHERE}: its post_processor puts {len(before)} tokens before a text and {len(after)} after it; "
             "this version supports one"
         )
     return before, after
-
-
-@contextmanager
-def _the_library(refusal: str) -> Iterator[None]:
-    """Raises TokenizerError for whatever fails in the block, the library's panics included, which are no Exception."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise TokenizerError(f"{_WHERE}: {refusal}: {' '.join(str(error).split())[:200]}") from None

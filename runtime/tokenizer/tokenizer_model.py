@@ -64,6 +64,7 @@ def read_tokenizer_model(path: Path) -> dict[str, object]:
 
 def read_folder_model(files: FolderFiles) -> dict[str, object]:
     """The keys for a folder's tokenizer.model together with the tokens that other files add. Raises TokenizerError."""
+    files.tell_own_code(0, "tokenizer.model")
     found = read_tokenizer_model(files.model)
     tokens, scores, types = (
         cast(list[Any], found[PREFIX + key]) for key in ("tokens", "scores", "token_type")

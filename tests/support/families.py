@@ -1,16 +1,11 @@
-"""The families of architectures as tiny random models, and what an engine answers with them, bit by bit."""
+"""The families of architectures as tiny random models."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import torch
 from hf_to_gguf import build_model, write_gguf
-
-from infer.runtime.loader import LoadedModel
-from infer.runtime.request import Request
-from infer.samplers.params import SamplingParams
 
 WINDOW = 16
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
@@ -104,32 +99,3 @@ class Families:
             path = write_gguf(self._folder / f"{len(self._made)}.gguf", model, quant)
             self._made[case, quant] = path, model
         return self._made[case, quant]
-
-
-def answer(
-    model: LoadedModel, prompt: tuple[int, ...], count: int = 5
-) -> tuple[list[int], list[torch.Tensor]]:
-    """Tokens drawn after the prompt, and the logits that each was drawn from."""
-    engine, logits = model.engine, []
-    forward = engine._runner.forward
-
-    def watched(batch: Any) -> torch.Tensor:
-        found = forward(batch)
-        logits.extend(found.clone())
-        return found
-
-    engine._runner.forward = watched
-    try:
-        sampling = SamplingParams(temperature=0.8, seed=3, max_tokens=count, ignore_eos=True)
-        engine.add(Request("a", prompt, sampling))
-        tokens: list[int] = []
-        while engine.has_unfinished():
-            tokens += [token for output in engine.step() for token in output.new_ids]
-    finally:
-        del engine._runner.forward
-    return tokens, logits
-
-
-def same(one: tuple[list[int], list[torch.Tensor]], other: tuple[list[int], list[torch.Tensor]]) -> bool:
-    pairs = zip(one[1], other[1], strict=True)
-    return one[0] == other[0] and all(torch.equal(a, b) for a, b in pairs)

@@ -23,6 +23,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, linear": ("llama", {
         "num_hidden_layers": 2, "rope_parameters": {**THETA, "rope_type": "linear", "factor": 4.0},
     }),
+    "llama, dynamic": ("llama", {
+        "num_hidden_layers": 2, "rope_parameters": {**THETA, "rope_type": "dynamic", "factor": 4.0},
+    }),
     "llama, llama3": ("llama", {"num_hidden_layers": 2, "tie_word_embeddings": True, "rope_parameters": {
         **THETA, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,

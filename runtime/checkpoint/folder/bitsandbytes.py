@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from infer.runtime.checkpoint.base import RawTensor
-from infer.runtime.checkpoint.folder import mxfp4
+from infer.runtime.checkpoint.folder import fp8, mxfp4
 from infer.runtime.checkpoint.folder.config import ConfigReader
 from infer.runtime.checkpoint.folder.shards import Shards
 from infer.runtime.checkpoint.json_file import parse_object
@@ -36,10 +36,13 @@ def quant_method(config: ConfigReader) -> str | None:
         return None
     old = "load_in_4bit" in section or "load_in_8bit" in section  # before there were others, it was not named
     method = section.text("quant_method", METHOD if old else None)
-    if method not in (METHOD, mxfp4.METHOD):
+    if method not in (METHOD, mxfp4.METHOD, fp8.METHOD):
         raise UnsupportedModelError(
-            f"{section.where}: quant_method is {shown(method)}; this version reads {METHOD} and {mxfp4.METHOD}"
+            f"{section.where}: quant_method is {shown(method)}; this version reads {METHOD}, {mxfp4.METHOD} and "
+            f"{fp8.METHOD}"
         )
+    if method == fp8.METHOD:
+        fp8.check_settings(section)
     return method
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from infer.runtime.checkpoint.base import Checkpoint, RawTensor
-from infer.runtime.checkpoint.folder import mxfp4
+from infer.runtime.checkpoint.folder import fp8, mxfp4
 from infer.runtime.checkpoint.folder.bitsandbytes import joined, quant_method
 from infer.runtime.checkpoint.folder.config import ConfigReader
 from infer.runtime.checkpoint.folder.families import family_of, translate
@@ -94,7 +94,8 @@ def open_folder(path: Path, names: Sequence[str]) -> FolderCheckpoint:
         shards = open_shards(path, names, stack)
         stored: Mapping[str, RawTensor] = shards.tensors
         if method is not None:
-            stored = mxfp4.joined(stored) if method == mxfp4.METHOD else joined(shards)
+            plain = {mxfp4.METHOD: mxfp4.joined, fp8.METHOD: fp8.joined}.get(method)
+            stored = joined(shards) if plain is None else plain(stored)
         tensors, parts = renamed(stored, family, translated)
         vectors = {name: struct.pack(f"<{len(v)}f", *v) for name, v in translated.factors.items()}
         for name, data in vectors.items():

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from infer.runtime.checkpoint.base import RawTensor
+from infer.runtime.checkpoint.folder import fp8
 from infer.runtime.checkpoint.folder.experts import fused_part, taken_apart
 from infer.runtime.checkpoint.folder.families import Family, Translated
 from infer.runtime.checkpoint.printable import shown, shown_path
@@ -75,7 +76,13 @@ def renamed(
             experts.setdefault(new, {})[expert] = tensor
     for new, members in experts.items():
         ordered = tuple(members[number] for number in sorted(members))
-        add(_stacked(new, ordered, max(members) + 1), ordered)
+        stacked = _stacked(new, ordered, max(members) + 1)
+        planes = {}
+        for plane in stacked.planes:
+            apart = tuple(member.planes[plane] for member in ordered)
+            planes[plane] = _stacked(f"{new}.{plane}", apart, len(apart))
+            parts[planes[plane].name] = apart
+        add(replace(stacked, planes=planes), ordered)
     _check_biases(tensors, config)
     embedding, rows = tensors.get("token_embd.weight"), config.metadata[f"{family.architecture}.vocab_size"]
     if embedding is not None and embedding.shape[:1] != (rows,):
@@ -113,7 +120,11 @@ def _stacked(name: str, members: Sequence[RawTensor], count: int) -> RawTensor:
     first = members[0]
     if len(members) != count:
         raise CheckpointError(f"{shown_path(first.file)}: {name} has {len(members)} of {count} experts")
-    other = next((m for m in members if (m.shape, m.type) != (first.shape, first.type) or m.planes), None)
+    kind = (first.shape, first.type, first.settings)
+    other = next(
+        (m for m in members if (m.shape, m.type, m.settings) != kind or (m.planes and m.type != fp8.TYPE)),
+        None,
+    )
     if other is not None:
         raise CheckpointError(
             f"{shown_path(other.file)}: tensor {shown(other.name)} is not like that of the other experts"

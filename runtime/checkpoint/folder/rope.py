@@ -10,7 +10,7 @@ from infer.runtime.checkpoint.folder.config import ConfigReader
 from infer.runtime.errors import CheckpointError, UnsupportedModelError
 
 Values = dict[str, object]
-SCALINGS = ("default", "linear", "llama3", "yarn", "longrope")
+SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _NESTED = ("full_attention", "sliding_attention")
 
 

@@ -69,10 +69,7 @@ def open_shards(folder: Path, names: Sequence[str], stack: contextlib.ExitStack)
             f"{where}: holds {len(found)} safetensors files and no {INDEX}, which says what they are; download it"
         )
     if pickles := [name for name in names if name.lower().endswith(_PICKLES)]:
-        raise UnsupportedModelError(
-            f"{where}: its weights are in {shown(pickles[0])}, a pickle that can run code when it is read; "
-            "use the safetensors files of the same model"
-        )
+        raise _pickle(where, pickles[0])
     raise CheckpointError(f"{where}: holds no safetensors file; download the model again")
 
 
@@ -83,6 +80,8 @@ def _indexed(folder: Path, stack: contextlib.ExitStack) -> Shards:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map; download it again")
     for name, file in weight_map.items():
+        if isinstance(file, str) and file.lower().endswith(_PICKLES):
+            raise _pickle(index, file)
         if not isinstance(file, str) or not _is_plain(file):
             raise CheckpointError(
                 f"{index}: puts tensor {shown(name)} into {shown(str(file))}, which is no name of a safetensors file "
@@ -119,6 +118,13 @@ def _indexed(folder: Path, stack: contextlib.ExitStack) -> Shards:
             "download both again"
         )
     return shards
+
+
+def _pickle(where: str, name: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{where}: its weights are in {shown(name)}, a pickle that can run code when it is read; "
+        "use the safetensors files of the same model"
+    )
 
 
 def _is_plain(name: str) -> bool:

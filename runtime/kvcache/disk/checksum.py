@@ -11,8 +11,8 @@ flipped top bits (2^63 · (a + b) is 0 modulo 2^64 for odd a and b); with factor
 kind passes with probability about 2^-32 per row or less. Rows out of place change the SHA-256.
 
 Not a defence against forgery: who can write the user's files needs no collision. Measured on one core of a Xeon with
-SHA instructions: 3.1 GB/s in numpy, where hashlib's SHA-256 reaches 1.3; 3.6 in the library, and twice that on two cores,
-which numpy's integer products do not let each other use.
+SHA instructions: 3.1 GB/s in numpy, where hashlib's SHA-256 reaches 1.3; 3.6 in the library, and nearly twice that on
+two cores, which numpy's integer products do not let each other use.
 """
 
 from __future__ import annotations
