@@ -117,10 +117,13 @@ def chat(
                 _converse_on_terminal(talker, typed, target)
         finally:
             closed = talker.worker.close(_CLOSE_S)
+    code = 1 if talk.unsaved else 0
     if not closed:
         # Python must not take the libraries away from a thread that is inside them.
         sys.stdout.flush()
-        signals.leave(0)
+        signals.leave(code)
+    if code:
+        raise typer.Exit(code)
 
 
 def _named(options: ChatOptions, name: str | None) -> ChatOptions:

@@ -170,6 +170,18 @@ def test_what_a_terminal_shows_is_what_a_pipe_gets(start: Start, tmp_path: Path)
     assert path.read_text(encoding="utf-8") == answer + "\n"
 
 
+def test_a_warning_comes_after_the_answer(start: Start, home: Path) -> None:
+    terminal = start("s", script={"text": "one line\nand another", "warn_after": 12})
+    terminal.prompt()
+    terminal.send("hi\r")
+    terminal.wait("infer: warning")
+    terminal.prompt()
+    shown = terminal.screen.partition("> hi\n")[2].splitlines()
+    assert shown[:2] == ["one line", "and another"]
+    assert "infer: warning: the prompt cache is off: disk full" in shown[2:]
+    assert texts(home, "s")[1] == "one line\nand another"
+
+
 def test_thinking_is_dim_and_apart(start: Start) -> None:
     script = {"template": CHATML + "{% if 0 %}</think>{% endif %}", "text": "<think>\nhm\n</think>\n\nYes."}
     terminal = start(script=script)

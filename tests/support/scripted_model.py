@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import logging
 import os
 import sys
 import time
@@ -44,8 +45,9 @@ class Script:
     """text: the answer, `repeat` times. delay: seconds a token. ctx: positions.
 
     hang_after: tokens after which steps bring nothing. fail_after: tokens after which a step raises
-    NumericalError. template: a Jinja source, None for a base model. marker: a file that appears once the
-    model loads slowly or hangs, or a session is written slowly (save_delay: seconds).
+    NumericalError. warn_after: tokens after which the runtime warns of a full disk. template: a Jinja
+    source, None for a base model. marker: a file that appears once the model loads slowly or hangs, or a
+    session is written slowly (save_delay: seconds).
     """
 
     text: str = "Hello there."
@@ -53,6 +55,7 @@ class Script:
     load_delay: float = 0.0
     hang_after: int | None = None
     fail_after: int | None = None
+    warn_after: int | None = None
     repeat: int = 1
     ctx: int = 512
     eos: bool = True
@@ -130,6 +133,8 @@ class ScriptedEngine:
             script.mark()
             time.sleep(0.01)
             return []
+        if self._sent == script.warn_after:
+            logging.getLogger("infer.runtime").warning("the prompt cache is off: disk full")
         if script.fail_after is not None and self._sent >= script.fail_after:
             raise NumericalError("the logits are NaN")
         if request.sampling.max_tokens == 0:
