@@ -47,7 +47,7 @@ class PromptEncoder:
         if self.template is None:
             return self.tokenizer.encode_prompt(text, special=self.special)
         from infer.runtime.tokenizer.chat_template import Segment, encode_segments
-        from infer.runtime.tokenizer.thinking import in_history
+        from infer.runtime.tokenizer.thinking import find_tags, in_history
 
         messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.history:
@@ -58,6 +58,8 @@ class PromptEncoder:
         segments = self.template.render(messages, extra=self.variables)
         if self.prefill:
             # One run with the text before it, as an assistant's message is tokenized in training.
+            tags = find_tags(self.template)
+            segments += [Segment(*part) for part in (tags.answer_opening if tags else ())]
             before = segments.pop().text if segments and not segments[-1].special else ""
             segments.append(Segment(before + self.prefill, special=False))
         return encode_segments(self.tokenizer, segments)
