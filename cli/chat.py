@@ -157,6 +157,7 @@ def _open_terminal(mode: str) -> TextIO:
 def _converse_on_terminal(chat: Chat, source: TextIO, target: TextIO) -> None:
     """The model is loaded once the prompt is on the screen, and while the user types."""
     from infer.cli.repl import commands
+    from infer.cli.repl.echo import unechoed
     from infer.cli.repl.editor import Editor
     from infer.cli.repl.history import HistoryFile
 
@@ -183,4 +184,5 @@ def _converse_on_terminal(chat: Chat, source: TextIO, target: TextIO) -> None:
         plain=chat.options.plain,
         on_ready=load,
     )
-    chat.converse(editor)
+    with unechoed(source):
+        chat.converse(editor)

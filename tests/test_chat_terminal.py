@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import stat
+import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chat_terminal import CHATML, Start, ask, chats, session, texts
+from chat_terminal import CHATML, Start, ask, chats, session, texts, wait_for
+from terminal import Terminal
 
 
 @pytest.fixture
@@ -302,6 +306,45 @@ def test_every_command(start: Start, home: Path, tmp_path: Path) -> None:
         "first",
         "second",
     ]
+
+
+def echoes(terminal: Terminal) -> bool:
+    return bool(termios.tcgetattr(terminal.master)[3] & termios.ECHO)
+
+
+def test_what_is_typed_into_an_answer_is_not_shown_there(start: Start, tmp_path: Path) -> None:
+    """It is in the next prompt, to be edited; and the terminal is as it was at the end, however that comes."""
+    terminal = start(script={"text": "word " * 40, "delay": 0.01})
+    terminal.prompt()
+    terminal.send("hi\r")
+    terminal.wait("word")
+    terminal.send("half a li")
+    terminal.wait("cached")
+    terminal.wait(lambda shown: shown.endswith("> half a li"))
+    terminal.send("ne\r")
+    terminal.wait(lambda shown: shown.count("cached") == 2)
+    assert "half a line" in terminal.screen
+    assert terminal.screen.replace("\n", "").count("word " * 10) >= 4
+    terminal.prompt()
+    terminal.send("\x04")
+    assert terminal.end() == 0
+    assert echoes(terminal)
+    marker = tmp_path / "marker"
+    for twice, code in ((True, 130), (False, 143)):
+        marker.unlink(missing_ok=True)
+        terminal = start("s", script={"save_delay": 1.0, "marker": str(marker)})
+        terminal.prompt()
+        terminal.send("hi\r")
+        wait_for(marker)
+        assert not echoes(terminal)
+        if twice:
+            terminal.interrupt()
+            time.sleep(0.1)
+            terminal.interrupt()
+        else:
+            terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.end() == code
+        assert echoes(terminal)
 
 
 def test_what_is_typed_ahead_waits_for_its_turn(start: Start, home: Path) -> None:
