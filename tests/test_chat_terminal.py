@@ -308,6 +308,42 @@ def test_every_command(start: Start, home: Path, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("term", ["dumb", ""])
+def test_a_terminal_without_escape_sequences(start: Start, home: Path, term: str) -> None:
+    """It edits and echoes lines itself; nothing but text is written to it."""
+    terminal = start("s", env={"TERM": term}, script={"text": "**Hello** there."})
+    terminal.prompt()
+    ask(terminal, "hi", "there.")
+    terminal.send("one\\\r")
+    ask(terminal, "two", "there.")
+    terminal.send('"""/exit\r\r')
+    ask(terminal, 'end"""', "there.")
+    terminal.send(b"\xff\r")
+    terminal.wait(lambda shown: shown.count("there.") == 4)
+    terminal.prompt()
+    terminal.send("/edit\r")
+    terminal.wait("cannot edit it, so type it again: \ufffd")
+    ask(terminal, "again", "there.")
+    terminal.send("   \r")
+    terminal.prompt()
+    assert texts(home, "s")[::2] == ["hi", "one\ntwo", "/exit\n\nend", "again"]
+    terminal.send("half")
+    terminal.wait("> half")
+    terminal.interrupt()
+    terminal.wait("press Ctrl-C again")
+    terminal.prompt()
+    assert b"\x1b" not in terminal.raw
+    if term:
+        terminal.send("/exit\r")
+        assert terminal.end() == 0
+    else:
+        terminal.interrupt()
+        assert terminal.end() == 130
+    terminal = start(env={"TERM": term}, script={"template": None, "load_delay": 0.5})
+    assert terminal.end() == 2
+    assert "needs a chat template" in terminal.screen
+
+
 def echoes(terminal: Terminal) -> bool:
     return bool(termios.tcgetattr(terminal.master)[3] & termios.ECHO)
 

@@ -12,7 +12,7 @@ from infer.cli.output import Answer, ReaderGone, Relay
 from infer.cli.prompt import PromptEncoder, Turn, answer_room, refuse_hopeless, turns_to_drop
 from infer.cli.render import Notes, say
 from infer.cli.repl.display import Display
-from infer.cli.repl.lines import Message
+from infer.cli.repl.message import Message
 from infer.cli.repl.talk import Talk
 from infer.cli.repl.worker import Answering, Worker
 from infer.cli.sampling import draw_seed, sampling_params
