@@ -207,7 +207,7 @@ class Answer(abc.ABC):
 
     @property
     def terminal(self) -> bool:
-        """Whether it goes to a terminal."""
+        """Whether a person sees it grow."""
         return self._writer.terminal
 
     def failure(self) -> InferError | None:
@@ -248,6 +248,10 @@ class TextAnswer(Answer):
             ThoughtsOnTerminal(self._put_as_is, plain) if writer.terminal else ThoughtsOnStderr(plain)
         )
         self._show_thoughts = thoughts
+
+    @property
+    def terminal(self) -> bool:
+        return super().terminal or (self._show_thoughts and is_terminal(sys.stderr))
 
     def think(self, text: str) -> None:
         if self._show_thoughts:

@@ -383,6 +383,32 @@ def test_what_is_typed_into_an_answer_is_not_shown_there(start: Start, tmp_path:
         assert echoes(terminal)
 
 
+def test_another_model_brings_its_settings(start: Start, home: Path) -> None:
+    """What the config file says of it counts from then on, but not before what was set in the chat."""
+    (home / "config").mkdir(parents=True)
+    (home / "config" / "config.toml").write_text(
+        "[models.smollm2-135m-instruct]\ntemp = 0.25\nseed = 3\n"
+        "[models.gemma-3-270m]\ntemp = 0.75\ntop_k = 7\nseed = 5\n"
+    )
+    terminal = start()
+    terminal.prompt()
+    for command, shown in (
+        ("/set temp", "temp 0.25"),
+        ("/set seed 9", "seed 9"),
+        ("/model gemma-3-270m", "goes on with the conversation"),
+        ("/set temp", "temp 0.75"),
+        ("/set top-k", "top-k 7"),
+        ("/set seed", "seed 9"),
+        ("/model smollm2-135m-instruct", "goes on with the conversation"),
+        ("/set top-k", "top-k default"),
+        ("/set seed", "seed 9"),
+    ):
+        seen = len(terminal.raw)
+        terminal.send(command + "\r")
+        terminal.wait(shown, since=seen)
+        terminal.prompt()
+
+
 def test_what_is_typed_ahead_waits_for_its_turn(start: Start, home: Path) -> None:
     terminal = start("s", script={"delay": 0.05})
     terminal.prompt()

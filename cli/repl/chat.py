@@ -38,7 +38,7 @@ class Source(Protocol):
 
 
 class Chat:
-    """options: as they are now, with what `/set` changed. files: contents that go before the next message.
+    """options: as they are now, with the `changes` that `/set` made. files: contents that go before the next message.
 
     draft: what the next line begins with. replacing: whether it takes the place of the last question.
     """
@@ -51,6 +51,7 @@ class Chat:
         talk: Talk,
     ) -> None:
         self.options, self.notes, self.display, self.talk = options, notes, display, talk
+        self.changes: dict[str, object] = {}
         self.worker = Worker()
         self.files: list[str] = []
         self.draft = ""
