@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Answer, Infer
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_model import Script, ScriptedModel, install, make_tokenizer
+from scripted_model import make_tokenizer
 
-from infer.cli.main import invoke
 from infer.runtime.tokenizer.channels import MARK, Channels, ChannelSplitter
 from infer.runtime.tokenizer.chat_template import ChatTemplate
 from infer.runtime.tokenizer.thinking import find_tags, in_history, switch
@@ -135,29 +133,21 @@ def test_what_is_read_off_the_template() -> None:
 # -- commands
 
 
-class Home:
-    def __init__(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        self.path, self._monkeypatch, self._capsys = path, monkeypatch, capsys
-
-    def __call__(self, *arguments: str, stdin: str = "", text: str = ANSWER) -> tuple[int, str, str]:
-        model = ScriptedModel(Script(template=TEMPLATE, control=CONTROL, text=text, ctx=4096))
-        install(model, self._monkeypatch.setattr)
-        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-        code = invoke(arguments)
-        self.prompts = model.prompts
-        return code, *self._capsys.readouterr()
-
-
 @pytest.fixture
-def home(scripted_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Home:
-    return Home(scripted_home, monkeypatch, capsys)
+def home(scripted_infer: Infer) -> Infer:
+    """home(*arguments, stdin="", text="…") runs `infer` with a gpt-oss; home.prompts() is what it got."""
+
+    def run(*arguments: str, stdin: str = "", text: str = ANSWER) -> Answer:
+        script = {"template": TEMPLATE, "control": CONTROL, "text": text, "ctx": 4096}
+        return scripted_infer(*arguments, stdin=stdin.encode(), script=script)
+
+    run.prompts = lambda: scripted_infer.model.prompts  # type: ignore[attr-defined]
+    return run
 
 
-def test_stdout_is_the_final_message(home: Home) -> None:
+def test_stdout_is_the_final_message(home: Infer) -> None:
     assert home("run", "hi") == (0, "Yes.", "hm\n")
-    assert home.prompts == [SYSTEM.format("medium") + "<|start|>user<|message|>hi<|end|><|start|>assistant"]
+    assert home.prompts() == [SYSTEM.format("medium") + "<|start|>user<|message|>hi<|end|><|start|>assistant"]
     assert home("run", "--hide-thinking", "hi") == (0, "Yes.", "")
     assert home("run", "hi", text="<|channel|>final<|message|>Yes.") == (0, "Yes.", "")
     report = json.loads(home("run", "--json", "hi")[1])
@@ -168,40 +158,40 @@ def test_stdout_is_the_final_message(home: Home) -> None:
 
 
 @pytest.mark.parametrize("level", ["low", "medium", "high"])
-def test_levels(home: Home, level: str) -> None:
+def test_levels(home: Infer, level: str) -> None:
     assert home("run", "--think", level, "hi")[:2] == (0, "Yes.")
-    assert home.prompts[0].startswith(SYSTEM.format(level))
+    assert home.prompts()[0].startswith(SYSTEM.format(level))
 
 
-def test_it_cannot_be_switched_off(home: Home) -> None:
+def test_it_cannot_be_switched_off(home: Infer) -> None:
     assert home("run", "--think", "on", "hi")[0] == 0
     code, out, err = home("run", "--think", "off", "hi")
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
-def test_a_budget_ends_the_analysis(home: Home) -> None:
+def test_a_budget_ends_the_analysis(home: Infer) -> None:
     """The model here begins to think again and again, which costs tokens but never the budget."""
     assert split([shown(ANALYSIS), "ab", shown(Channels.closing), "Yes."]) == ("ab", "Yes.")
     code, out, err = home("run", "--think-budget", "3", "-n", "60", "hi", text=f"{ANALYSIS}abcdef")
-    assert home.prompts[1] == f"{home.prompts[0]}{ANALYSIS}ab{FINAL}"
-    assert home.prompts[2] == f"{home.prompts[1]}{ANALYSIS}{FINAL}"
+    assert home.prompts()[1] == f"{home.prompts()[0]}{ANALYSIS}ab{FINAL}"
+    assert home.prompts()[2] == f"{home.prompts()[1]}{ANALYSIS}{FINAL}"
     assert (code, out, err) == (0, "", "ab\n")
 
 
-def test_a_prefill_begins_the_final_message(home: Home) -> None:
+def test_a_prefill_begins_the_final_message(home: Infer) -> None:
     assert home("run", "--prefill", "Well, ", "hi", text="yes.") == (0, "yes.", "")
-    assert home.prompts[0].endswith("<|start|>assistant<|channel|>final<|message|>Well, ")
+    assert home.prompts()[0].endswith("<|start|>assistant<|channel|>final<|message|>Well, ")
 
 
-def test_the_history_has_final_messages_only(home: Home) -> None:
+def test_the_history_has_final_messages_only(home: Infer, tmp_path: Path) -> None:
     assert home("chat", "s", "-q", "--hide-thinking", stdin=f"one {FINAL}\ntwo\n") == (0, "Yes.\nYes.\n", "")
     said = [f"one {FINAL}", "Yes."]
-    assert home.prompts[1] == (
+    assert home.prompts()[1] == (
         SYSTEM.format("medium")
         + f"<|start|>user<|message|>{said[0]}<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|end|>"
         + "<|start|>user<|message|>two<|end|><|start|>assistant"
     )
-    lines = (home.path / "state" / "sessions" / "s.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (tmp_path / "home" / "state" / "sessions" / "s.jsonl").read_text(encoding="utf-8").splitlines()
     answers = [json.loads(line) for line in lines[2::2]]
     assert [(answer["content"], answer["thinking"]) for answer in answers] == [("Yes.", "hm")] * 2
     assert home("run", "--session", "s", "-q", "three")[:2] == (0, "Yes.")

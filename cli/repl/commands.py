@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infer.cli import config, conversation, input, sessions, thinking
+from infer.cli import config, conversation, input, sessions, thinking, toml_edit
 from infer.cli.options import (
     DialogOptions,
     SamplingOptions,
@@ -345,7 +345,7 @@ def check_settings(options: ChatOptions) -> None:
 
 def _line(options: ChatOptions, name: str) -> str:
     value = getattr(options, _known_settings()[name].setting.name)
-    shown = "default" if value is None else " ".join(value) if isinstance(value, list) else str(value)
+    shown = "default" if value is None else value if isinstance(value, str) else toml_edit.literal(value)
     return f"{name} {shown}"
 
 
