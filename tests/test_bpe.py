@@ -465,6 +465,7 @@ def test_words_are_told_apart_only_where_the_pre_tokenizer_does() -> None:
     for pre, expected in (
         (pre_tokenizers.ByteLevel(add_prefix_space=False), True),
         (pre_tokenizers.Digits(), False),
+        (pre_tokenizers.Split(tokenizers.Regex("."), behavior="removed"), False),
     ):
         library.pre_tokenizer = pre
         assert tells_words_apart(library) == expected

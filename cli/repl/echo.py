@@ -44,6 +44,6 @@ def _set(descriptor: int, attributes: list[Any]) -> None:
         if os.tcgetpgrp(descriptor) == os.getpgrp():
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
             try:
-                termios.tcsetattr(descriptor, termios.TCSADRAIN, attributes)
+                termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTTOU})
