@@ -27,13 +27,14 @@ from infer.cli.options import (
     complete_session,
     takes,
 )
-from infer.cli.render import Notes, is_terminal
+from infer.cli.render import Notes, animated, is_terminal
 from infer.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from infer.cli.repl.chat import Chat
+    from infer.cli.repl.editor import Editor
     from infer.runtime.loader import LoadedModel
 
 _HISTORY = "chat_history.jsonl"
@@ -117,10 +118,13 @@ def chat(
                 _converse_on_terminal(talker, typed, target)
         finally:
             closed = talker.worker.close(_CLOSE_S)
+    code = 1 if talk.unsaved else 0
     if not closed:
         # Python must not take the libraries away from a thread that is inside them.
         sys.stdout.flush()
-        signals.leave(0)
+        signals.leave(code)
+    if code:
+        raise typer.Exit(code)
 
 
 def _named(options: ChatOptions, name: str | None) -> ChatOptions:
@@ -154,8 +158,8 @@ def _open_terminal(mode: str) -> TextIO:
 def _converse_on_terminal(chat: Chat, source: TextIO, target: TextIO) -> None:
     """The model is loaded once the prompt is on the screen, and while the user types."""
     from infer.cli.repl import commands
-    from infer.cli.repl.editor import Editor
-    from infer.cli.repl.history import HistoryFile
+    from infer.cli.repl.dumb import DumbEditor
+    from infer.cli.repl.echo import unechoed
 
     path = None if chat.worker.started else chat.locate(chat.talk.model)
     if not chat.options.quiet:
@@ -172,6 +176,13 @@ def _converse_on_terminal(chat: Chat, source: TextIO, target: TextIO) -> None:
             chat.begin_loading(path)
             chat.worker.loading.add_done_callback(fail_at_once)
 
+    if not animated(target):
+        editor: DumbEditor | Editor = DumbEditor(source, target, on_ready=load)
+        chat.converse(editor)
+        return
+    from infer.cli.repl.editor import Editor
+    from infer.cli.repl.history import HistoryFile
+
     editor = Editor(
         source,
         target,
@@ -180,4 +191,5 @@ def _converse_on_terminal(chat: Chat, source: TextIO, target: TextIO) -> None:
         plain=chat.options.plain,
         on_ready=load,
     )
-    chat.converse(editor)
+    with unechoed(source):
+        chat.converse(editor)

@@ -16,6 +16,8 @@ import typer
 import typer.core
 import typer.main
 
+from infer.cli.words import attach_language, values_last
+
 _EXAMPLES = "Examples:\n"
 
 
@@ -158,16 +160,15 @@ class Command(_Switches, typer.core.TyperCommand):
     """A command of `infer`, with its parameters."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if any(parameter.name == "extract" for parameter in self.params):
-            from infer.cli.extract import attach_language
-
-            options = {
-                word: not getattr(item, "is_flag", True)
-                for item in self.get_params(ctx)
-                for word in item.opts
-            }
+        options = {
+            word: not item.is_flag
+            for item in self.get_params(ctx)
+            if item.param_type_name == "option"
+            for word in item.opts
+        }
+        if "--extract" in options:
             args = attach_language(args, options)
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, values_last(args, options))
 
 
 class CommandGroup(_Switches, typer.core.TyperGroup):

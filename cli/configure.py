@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from infer.cli import config, render, toml_edit
 from infer.cli.input import checked_argument
 from infer.cli.options import JsonOptions, SourceOptions, complete_model, takes
+from infer.cli.output import write_path, write_result
 from infer.runtime.errors import UsageError, did_you_mean
 
 
@@ -42,19 +44,19 @@ def get(options: SourceOptions, name: _Key) -> None:
     """Print the value in force for a key.
 
     That is what its INFER_… variable says, else the config file of the model in use, else the config file, else the
-    default. Ends with 1 where there is none.
+    default. It is printed as `set` takes it, a list as TOML writes it. Ends with 1 where there is none.
 
     Examples:
       infer config get temp
       infer config get -m qwen2.5-coder-1.5b-instruct temp
+      infer config set stop "$(infer config get stop)" --for smollm2-135m-instruct
     """
     setting = _setting(name)
     found = config.Sources.read().of_model(options.model).find(setting)
     value = found.value if found else setting.default
     if value is None:
         raise typer.Exit(1)
-    for item in value if isinstance(value, list) else [value]:
-        render.emit(_text(item))
+    write_result((value if isinstance(value, str) else toml_edit.literal(value)) + "\n")
 
 
 def set_(
@@ -62,7 +64,8 @@ def set_(
 ) -> None:
     """Set a key in the config file, for all models or for one; comments and other keys stay.
 
-    Flags of a command line and INFER_… variables beat the config file.
+    A list is one value for each of its texts, or as TOML writes it: '["a", "b"]'. Flags of a command line and INFER_…
+    variables beat the config file.
 
     Examples:
       infer config set model qwen2.5-coder-1.5b-instruct
@@ -74,7 +77,7 @@ def set_(
     if setting.kind is not list and len(values) > 1:
         raise UsageError(f"{key} takes one value, not {len(values)}: put it in quotes")
     values = [checked_argument(f"the value of {key}", text) for text in values]
-    value = values if setting.kind is list else config.from_text(setting, values[0], key)
+    value = _list(values) if setting.kind is list else config.from_text(setting, values[0], key)
     if value != value:  # NaN
         raise UsageError(f"{key}: must be {config.WORDS[setting.kind]}, not {values[0]!r}")
     if model is not None and key == "model":
@@ -117,7 +120,9 @@ def list_(
         objects = [{"key": key, "value": value, "origin": where} for key, value, where in rows]
         render.emit(json.dumps({"path": str(sources.path), "settings": objects}))
         return
-    lines = [(key, "=", "" if value is None else _text(value), where) for key, value, where in rows]
+    lines = [
+        (key, "=", "" if value is None else toml_edit.literal(value), where) for key, value, where in rows
+    ]
     for line in render.columns(lines if origin else [line[:3] for line in lines]) if lines else []:
         render.emit(line)
 
@@ -128,7 +133,7 @@ def path() -> None:
     Examples:
       $EDITOR "$(infer config path)"
     """
-    render.emit(str(config.config_path()))
+    write_path(config.config_path())
 
 
 def _setting(name: str) -> config.Setting:
@@ -141,8 +146,13 @@ def _setting(name: str) -> config.Setting:
     return known[key]
 
 
-def _text(value: Any) -> str:
-    return toml_edit.literal(value) if isinstance(value, (bool, list)) else str(value)
+def _list(values: list[str]) -> list[str]:
+    """The texts themselves, or those of one TOML array."""
+    try:
+        found = tomllib.loads(f"list = {values[0]}")["list"] if len(values) == 1 else None
+    except tomllib.TOMLDecodeError:
+        return values
+    return found if isinstance(found, list) and all(isinstance(text, str) for text in found) else values
 
 
 def _change(setting: config.Setting, model: str | None, value: object | None) -> None:

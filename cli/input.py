@@ -42,7 +42,7 @@ _MARKS = (
 @dataclass(frozen=True)
 class PromptInput:
     """What the command line asks to read. files and prompt: "-" stands for stdin. may_be_empty: a text without any
-    characters will do; optional: so will no text."""
+    characters will do; optional: so will no text. what: the text is called in messages."""
 
     files: Sequence[str] = ()
     prompt: str | None = None
@@ -50,6 +50,7 @@ class PromptInput:
     raw: bool = False
     may_be_empty: bool = False
     optional: bool = False
+    what: str = "prompt"
 
 
 def read_prompt(wanted: PromptInput, notes: Notes) -> str:
@@ -61,17 +62,21 @@ def read_prompt(wanted: PromptInput, notes: Notes) -> str:
         raise UsageError("stdin can be read once: give - only once")
     if named and not wanted.use_stdin:
         raise UsageError("- reads stdin, which --no-stdin forbids: drop one of them")
-    parts = [
-        read_stdin(wanted.raw, notes) if name == STDIN else decode(read_file(name), name, wanted.raw, notes)
-        for name in wanted.files
-    ]
+
+    def read(name: str) -> str:
+        if name == STDIN:
+            return read_stdin(wanted.raw, notes, wanted.what)
+        return decode(read_file(name), name, wanted.raw, notes)
+
+    parts = [read(name) for name in wanted.files]
     if wanted.prompt == STDIN or (not named and wanted.use_stdin and _stdin_has_input()):
-        parts.append(read_stdin(wanted.raw, notes))
+        parts.append(read(STDIN))
     if wanted.prompt is not None and wanted.prompt != STDIN:
-        parts.append(checked_argument("the prompt", wanted.prompt))
+        parts.append(checked_argument(f"the {wanted.what}", wanted.prompt))
     text = join([part for part in parts if part], raw=wanted.raw)
+    files = ", -f FILE" if wanted.what == "prompt" else ""
     if not text and not wanted.optional and not (parts and wanted.may_be_empty):
-        raise UsageError("the prompt is empty: give a text, -f FILE, or pipe something in")
+        raise UsageError(f"the {wanted.what} is empty: give a text{files}, or pipe something in")
     return text
 
 
@@ -126,10 +131,10 @@ def decode(data: bytes, name: str, raw: bool, notes: Notes) -> str:
     return text.rstrip("\n")
 
 
-def read_stdin(raw: bool, notes: Notes) -> str:
+def read_stdin(raw: bool, notes: Notes, what: str = "prompt") -> str:
     """All of stdin. Says so on stderr when nothing has come for `SILENT_S` seconds."""
     if is_terminal(sys.stdin):
-        notes.note("reading the prompt from the terminal; end it with Ctrl-D on a line of its own")
+        notes.note(f"reading the {what} from the terminal; end it with Ctrl-D on a line of its own")
         return decode(_read_all(stdin_reader(), "stdin"), "stdin", raw, notes)
     hint = threading.Timer(
         SILENT_S, notes.note, ["reading stdin, which is open but silent … (--no-stdin does not wait for it)"]

@@ -12,7 +12,7 @@ from infer.cli import config, render
 from infer.cli.config import Exclusion
 from infer.cli.input import checked_argument
 from infer.cli.options import JsonOptions, NoteOptions, Options, takes
-from infer.cli.output import write_result
+from infer.cli.output import write_path, write_result
 from infer.cli.signals import held
 from infer.runtime.errors import LogError, UsageError
 
@@ -96,14 +96,14 @@ def log(
       infer log on
       infer log regex -n 3
       infer log '"carriage return"' --json
-      rm "$(infer log path)"
+      rm -f "$(infer log path)"
     """
     from infer.runtime.store.log import AnswerLog
 
     store = AnswerLog(config.data_dirs())
     words = query or []
     if words == ["path"]:
-        render.emit(str(store.path))
+        write_path(store.path)
         return
     if len(words) == 1 and words[0] in _SWITCHES:
         config.write_value(("log",), _SWITCHES[words[0]])

@@ -30,6 +30,7 @@ DEBUG = "INFER_DEBUG"
 _OUT_OF_MEMORY = "out of memory: use a smaller model, a smaller --ctx or --kv-type int8"
 # How torch's allocators, C++ and threads say it in a RuntimeError.
 _NO_MEMORY_WORDS = ("can't allocate memory", "out of memory", "bad_alloc", "can't start new thread")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 app = typer.Typer(
@@ -94,7 +95,9 @@ def invoke(arguments: Sequence[str]) -> int:
         return _fail(str(error), error.exit_code)
     except OSError as error:
         _discard_stdout()
-        where = f"{error.filename}: " if error.filename is not None else ""
+        # Help is written by typer; whatever else writes names its file.
+        unnamed = "stdout: cannot write: " if error.errno in _NO_ROOM else ""
+        where = unnamed if error.filename is None else f"{error.filename}: "
         return _fail(f"{where}{error.strerror or error}", 1)
     except MemoryError:
         return _fail(_OUT_OF_MEMORY, 1)

@@ -19,6 +19,7 @@ import select
 import stat
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from infer.cli.extract import ANY, FencedBlock
@@ -156,7 +157,7 @@ def output_error(error: OSError, name: str) -> ReaderGone | OutputError:
     """What a failed write means."""
     if error.errno in _GONE:
         return ReaderGone(name)
-    return OutputError(f"{name}: cannot write the answer: {error.strerror or error}")
+    return OutputError(f"{name}: cannot write: {error.strerror or error}")
 
 
 def open_writer(output: str | None) -> Writer:
@@ -204,6 +205,11 @@ class Answer(abc.ABC):
     def abandon(self) -> None:  # noqa: B027 (only text has something to put right)
         """The run failed: leave the terminal at the start of a line."""
 
+    @property
+    def terminal(self) -> bool:
+        """Whether a person sees it grow."""
+        return self._writer.terminal
+
     def failure(self) -> InferError | None:
         """Why the finished answer is not what was asked for."""
         return None
@@ -242,6 +248,10 @@ class TextAnswer(Answer):
             ThoughtsOnTerminal(self._put_as_is, plain) if writer.terminal else ThoughtsOnStderr(plain)
         )
         self._show_thoughts = thoughts
+
+    @property
+    def terminal(self) -> bool:
+        return super().terminal or (self._show_thoughts and is_terminal(sys.stderr))
 
     def think(self, text: str) -> None:
         if self._show_thoughts:
@@ -361,6 +371,14 @@ class Relay:
         with held():
             self.take()
         self._answer.drain()
+
+
+def write_path(path: Path) -> None:
+    """The path alone, for `$(…)`: byte for byte, unless stdout is a terminal. Raises OutputError."""
+    writer = open_writer(None)
+    writer.queue((sanitize(str(path)).encode() if writer.terminal else os.fsencode(path)) + b"\n")
+    writer.drain()
+    writer.close()
 
 
 def write_result(*contents: str | Mapping[str, object]) -> None:

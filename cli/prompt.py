@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 HEAD, TAIL = "head", "tail"
 _MOST_ROOM = 256
+_SAMPLE = 1 << 20  # characters, a second of work
 
 
 class Turn(NamedTuple):
@@ -46,7 +47,7 @@ class PromptEncoder:
         if self.template is None:
             return self.tokenizer.encode_prompt(text, special=self.special)
         from infer.runtime.tokenizer.chat_template import Segment, encode_segments
-        from infer.runtime.tokenizer.thinking import in_history
+        from infer.runtime.tokenizer.thinking import find_tags, in_history
 
         messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.history:
@@ -57,6 +58,8 @@ class PromptEncoder:
         segments = self.template.render(messages, extra=self.variables)
         if self.prefill:
             # One run with the text before it, as an assistant's message is tokenized in training.
+            tags = find_tags(self.template)
+            segments += [Segment(*part) for part in (tags.answer_opening if tags else ())]
             before = segments.pop().text if segments and not segments[-1].special else ""
             segments.append(Segment(before + self.prefill, special=False))
         return encode_segments(self.tokenizer, segments)
@@ -86,6 +89,8 @@ def fit(encoder: PromptEncoder, text: str, context: int, *, side: str | None, ro
     cut, at its beginning (head) or end (tail): a chat's template and system message stay.
     Raises ContextLengthError with both numbers when the prompt is too long and may not be, or cannot be, cut.
     """
+    if side is None:
+        refuse_hopeless(encoder, text, context)
     ids = encoder.encode(text)
     tokens = len(ids)
     if tokens <= context - (room if side else 0):
@@ -118,6 +123,18 @@ def fit(encoder: PromptEncoder, text: str, context: int, *, side: str | None, ro
             f"{context}, less {room} for the answer: use a larger --ctx or a smaller -n"
         )
     return Fitted(kept, tokens, tokens - len(kept))
+
+
+def refuse_hopeless(encoder: PromptEncoder, text: str, context: int) -> None:
+    """Raise ContextLengthError for a text whose beginning alone is too long by far: the rest, tens of megabytes maybe,
+    would take a minute and gigabytes to count."""
+    if len(text) > _SAMPLE:
+        tokens = len(replace(encoder, history=()).encode(text[:_SAMPLE]))
+        if tokens > 2 * context:
+            raise ContextLengthError(
+                f"prompt has {len(text)} characters, of which the first {_SAMPLE} are {tokens} tokens; context holds "
+                f"{context}; cut it, or use a larger --ctx"
+            )
 
 
 def turns_to_drop(encoder: PromptEncoder, text: str, limit: int) -> int:

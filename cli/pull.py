@@ -12,6 +12,7 @@ import typer
 from infer.cli import render
 from infer.cli.config import data_dirs
 from infer.cli.options import NoteOptions, complete_model, takes
+from infer.cli.output import write_path
 from infer.runtime.store.files import human_size
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def pull(
         path = ensure_local(source, dirs, pull_options)
     if isinstance(source, CatalogModel) and not options.quiet:
         render.say(f"{source.entry.name}: license {source.entry.license}")
-    render.emit(str(path))
+    write_path(path)
 
 
 @contextmanager

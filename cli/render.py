@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from infer.runtime.errors import OutputError, UsageError
@@ -183,27 +184,59 @@ def _write_line(stream: TextIO | None, line: str) -> None:
         stream.flush()
 
 
+class _Lines:
+    """`say` for every thread, now or once what stands on the terminal has ended its line."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[str] | None = None
+
+    def say(self, line: str) -> None:
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting.append(line)
+                return
+        say(line)
+
+    @contextmanager
+    def postponed(self) -> Iterator[None]:
+        with self._lock:
+            self._waiting = []
+        try:
+            yield
+        finally:
+            with self._lock:
+                waiting, self._waiting = self._waiting or [], None
+            for line in waiting:
+                say(line)
+
+
 @dataclass(frozen=True)
 class Notes:
     """Lines about a run on stderr: warnings and notes unless quiet, details only when verbose."""
 
     quiet: bool = False
     verbose: bool = False
+    _lines: _Lines = field(default_factory=_Lines, compare=False)
 
     def warning(self, text: str) -> None:
         """Something the user may not expect."""
         if not self.quiet:
-            say(f"infer: warning: {text}")
+            self._lines.say(f"infer: warning: {text}")
 
     def note(self, text: str) -> None:
         """Something that was decided for the user."""
         if not self.quiet:
-            say(f"infer: note: {text}")
+            self._lines.say(f"infer: note: {text}")
 
     def detail(self, text: str) -> None:
         """Something only `--verbose` asks for."""
         if self.verbose:
-            say(f"infer: {text}")
+            self._lines.say(f"infer: {text}")
+
+    def after(self, answer: bool) -> AbstractContextManager[None]:
+        """What is said in the block, by any thread, comes at its end, if an answer is on the terminal meanwhile."""
+        return self._lines.postponed() if answer else nullcontext()
 
 
 class ProgressCallback(Protocol):

@@ -119,16 +119,17 @@ def run(
             continues = options.raw or bool(options.prefill) or model.chat_template is None
             thoughts = None if options.raw else thinking.of(options, model.chat_template)
             try:
-                answer_request(
-                    model,
-                    request,
-                    options,
-                    answer,
-                    tokenize_s,
-                    keeper,
-                    continues=continues,
-                    thoughts=thoughts,
-                )
+                with notes.after(answer.terminal):
+                    answer_request(
+                        model,
+                        request,
+                        options,
+                        answer,
+                        tokenize_s,
+                        keeper,
+                        continues=continues,
+                        thoughts=thoughts,
+                    )
             finally:
                 if options.log and keeper.generation is not None:
                     kept = log.exchange(

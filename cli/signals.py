@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -26,6 +26,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds the main thread has to notice a signal, unless it is `patient`.
 _GRACE_S = 2.0
 _pipes: list[int] = []  # the write end, once installed
+_actions: list[Callable[[], None]] = []  # what is left to do before the process ends
 _DEALT_WITH = b"\0"  # in the pipe after a signal: the next one is a first one again
 
 
@@ -139,8 +140,20 @@ def patient() -> Iterator[None]:
         _State.patient = False
 
 
+@contextmanager
+def at_leave(action: Callable[[], None]) -> Iterator[None]:
+    """In the block, `leave` does this first."""
+    _actions.append(action)
+    try:
+        yield
+    finally:
+        _actions.remove(action)
+
+
 def leave(code: int) -> None:
     """End the process now, waiting for no thread and no exit handler."""
+    for action in _actions:
+        action()
     os._exit(code)
 
 

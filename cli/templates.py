@@ -144,7 +144,7 @@ def set_(
 
     path = _path(name)
     notes = render.Notes(quiet=options.quiet, verbose=options.verbose)
-    content = read_prompt(PromptInput(prompt=text, use_stdin=text in (None, STDIN)), notes)
+    content = read_prompt(PromptInput(prompt=text, use_stdin=text in (None, STDIN), what="template"), notes)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content + "\n")

@@ -49,7 +49,7 @@ def tokenize(
     writer = open_writer(None)
     # stdin only where there is no text: scripts call this with whatever stdin they have.
     wanted = PromptInput(
-        prompt=text, use_stdin=text in (None, STDIN), raw=not options.chat, may_be_empty=True
+        prompt=text, use_stdin=text in (None, STDIN), raw=not options.chat, may_be_empty=True, what="text"
     )
     content = read_prompt(wanted, notes)
     with session.logging_to(notes):

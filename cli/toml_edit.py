@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+# What JSON leaves as it is, but TOML (DEL), terminals or programs that read lines do not.
+_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}
 Path = tuple[str, ...]
 
 
@@ -123,7 +125,7 @@ def literal(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):  # JSON's escapes are TOML's, but for DEL
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return json.dumps(value, ensure_ascii=False).translate(_ESCAPES)
     if isinstance(value, list):
         return f"[{', '.join(map(literal, value))}]"
     return repr(value)

@@ -13,8 +13,9 @@ from infer.runtime.engine import Engine
 from infer.runtime.request import FinishReason, Request, RequestOutput, TokenLogprob
 from infer.runtime.stats import GenerationStats
 from infer.runtime.tokenizer.base import Tokenizer
+from infer.runtime.tokenizer.channels import Channels
 from infer.runtime.tokenizer.detokenizer import IncrementalDetokenizer
-from infer.runtime.tokenizer.thinking import Tags, ThinkingSplitter, begun, control_ids
+from infer.runtime.tokenizer.thinking import Tags
 from infer.samplers.params import SamplingParams
 
 
@@ -39,7 +40,7 @@ class Generation:
 class Thinking:
     """How the thinking of an answer is told from it. budget: the tokens after which it is closed; None: no bound."""
 
-    tags: Tags
+    tags: Tags | Channels
     budget: int | None = None
 
 
@@ -70,16 +71,12 @@ class TextStream:
         self._id = request.request_id
         self._stops = request.stop_ids if not request.sampling.ignore_eos else frozenset[int]()
         self._thinking = thinking
-        self._splitter = (
-            ThinkingSplitter(thinking.tags, inside=begun(thinking.tags, tokenizer, request.prompt_ids))
-            if thinking
-            else None
-        )
+        self._splitter = thinking.tags.splitter(tokenizer, request.prompt_ids) if thinking else None
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             stop=request.sampling.stop,
             strip_leading_space=False if continues else None,
-            shown=control_ids(thinking.tags, tokenizer) if thinking else frozenset(),
+            shown=thinking.tags.shown(tokenizer) if thinking else {},
         )
         self._started = time.perf_counter()
         self._first: float | None = None
@@ -145,18 +142,18 @@ class TextStream:
             self._thought += len(output.new_ids)
             budget = self._thinking.budget
             if budget is not None and self._thought >= budget:
-                self._close_thinking(self._thinking.tags)
+                self._close_thinking(self._thinking.tags.closing)
 
     def _grow(self, text: str) -> None:
         thinking, answer = ("", text) if self._splitter is None else self._splitter.push(text)
         self.generation.thinking += thinking
         self.generation.text += answer
 
-    def _close_thinking(self, tags: Tags) -> None:
+    def _close_thinking(self, closing: str) -> None:
         """Put the tag where the model did not, and let it go on from there: a new request, whose prompt is cached."""
         generation, request = self.generation, self._request
         self._engine.cancel(self._id)
-        for token in self._tokenizer.encode(f"\n{tags.close}\n\n", special=True):
+        for token in self._tokenizer.encode(closing, special=True):
             generation.ids.append(token)
             self._grow(self._detokenizer.push(token))
         limit = request.sampling.max_tokens

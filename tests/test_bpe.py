@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HubTokenizer
 
-from infer.runtime.errors import TokenizerError
+from infer.runtime.errors import ContextLengthError, TokenizerError
 from infer.runtime.tokenizer.base import Tokenizer
-from infer.runtime.tokenizer.bpe import MAX_PART, BPETokenizer
+from infer.runtime.tokenizer.bpe import MAX_PART, BPETokenizer, tells_words_apart
 from infer.runtime.tokenizer.literals import LiteralMatcher
 from infer.runtime.tokenizer.load import load_tokenizer
 from infer.runtime.tokenizer.pretokenizers import FAMILIES, PRETOKENIZERS
@@ -448,13 +448,31 @@ def test_long_texts_are_encoded_in_parts_without_a_trace(monkeypatch: pytest.Mon
 
     text = ("".join(CORPUS) + "\n\nx\n\n y\nzebra\n") * 20
     whole = {pre: cached(pre).encode(text) for pre in FAMILIES}
+    words = text.replace("\n", " ")
+    without_breaks = {pre: cached(pre).encode(words) for pre in FAMILIES}
     monkeypatch.setattr(bpe, "MAX_PART", 2000)
     for pre, ids in whole.items():
         assert cached(pre).encode(text) == ids, pre
+        assert cached(pre).encode(words) == without_breaks[pre], pre
 
 
-def test_a_text_too_long_without_a_line_break_is_an_error() -> None:
-    with pytest.raises(TokenizerError, match="without a line break"):
+def test_words_are_told_apart_only_where_the_pre_tokenizer_does() -> None:
+    import tokenizers
+    from tokenizers import models, pre_tokenizers
+
+    library = tokenizers.Tokenizer(models.BPE())
+    assert not tells_words_apart(library)
+    for pre, expected in (
+        (pre_tokenizers.ByteLevel(add_prefix_space=False), True),
+        (pre_tokenizers.Digits(), False),
+        (pre_tokenizers.Split(tokenizers.Regex("."), behavior="removed"), False),
+    ):
+        library.pre_tokenizer = pre
+        assert tells_words_apart(library) == expected
+
+
+def test_a_text_too_long_without_a_place_to_part_it_is_an_error() -> None:
+    with pytest.raises(ContextLengthError, match="without a line break or a space between two words"):
         cached("smollm").encode(" " * (MAX_PART + 1))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -119,7 +120,38 @@ def test_a_failure_ends_it_and_keeps_what_was_said(home: Home) -> None:
     code, out, err = home.chat("x" * 600 + "\n", "t", "-q")
     assert (code, out) == (4, "")
     assert "the message has" in err
+    code, out, err = home.chat("x" * 2_000_000 + "\n", "-q")
+    assert (code, out, err.count("\n")) == (4, "", 1)
     assert home.chat("hi\n", template=None)[0] == 2
+
+
+def test_a_session_that_cannot_be_saved_is_said_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line is answered, the conversation goes on, and the exit code tells."""
+    import infer.runtime.store.sessions as store
+
+    tries = []
+    real = store.SessionStore._replace
+
+    def replace(self: Any, path: Path, data: bytes) -> Any:
+        tries.append(path)
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, path, data)
+
+    monkeypatch.setattr(store.SessionStore, "_replace", replace)
+    code, out, err = home.chat("one\ntwo\n", "s")
+    assert (code, out) == (1, "Hello there.\n" * 2)
+    assert err.count("\n") == 2
+    assert err.endswith(
+        f"infer: error: {home.path}/state/sessions/s.jsonl: this turn cannot be kept: No space left on device; "
+        "it is in memory, and the next turn tries again\n"
+    )
+    assert home.prompts[1] == "<|user|>one\n<|assistant|>Hello there.\n<|user|>two\n<|assistant|>"
+    assert not (home.path / "state" / "sessions" / "s.jsonl").exists()
+    tries.clear()
+    code, out, err = home.chat("one\ntwo\nthree\nfour\n", "s")
+    assert (code, err.splitlines()[2:]) == (0, ["infer: note: session s is kept again"])
+    assert home.texts("s")[::2] == ["one", "two", "three", "four"]
 
 
 def test_a_full_context(home: Home) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import stat
+import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chat_terminal import CHATML, Start, ask, chats, session, texts
+from chat_terminal import CHATML, Start, ask, chats, session, texts, wait_for
+from terminal import Terminal
 
 
 @pytest.fixture
@@ -170,6 +174,18 @@ def test_what_a_terminal_shows_is_what_a_pipe_gets(start: Start, tmp_path: Path)
     assert path.read_text(encoding="utf-8") == answer + "\n"
 
 
+def test_a_warning_comes_after_the_answer(start: Start, home: Path) -> None:
+    terminal = start("s", script={"text": "one line\nand another", "warn_after": 12})
+    terminal.prompt()
+    terminal.send("hi\r")
+    terminal.wait("infer: warning")
+    terminal.prompt()
+    shown = terminal.screen.partition("> hi\n")[2].splitlines()
+    assert shown[:2] == ["one line", "and another"]
+    assert "infer: warning: the prompt cache is off: disk full" in shown[2:]
+    assert texts(home, "s")[1] == "one line\nand another"
+
+
 def test_thinking_is_dim_and_apart(start: Start) -> None:
     script = {"template": CHATML + "{% if 0 %}</think>{% endif %}", "text": "<think>\nhm\n</think>\n\nYes."}
     terminal = start(script=script)
@@ -290,6 +306,107 @@ def test_every_command(start: Start, home: Path, tmp_path: Path) -> None:
         "first",
         "second",
     ]
+
+
+@pytest.mark.parametrize("term", ["dumb", ""])
+def test_a_terminal_without_escape_sequences(start: Start, home: Path, term: str) -> None:
+    """It edits and echoes lines itself; nothing but text is written to it."""
+    terminal = start("s", env={"TERM": term}, script={"text": "**Hello** there."})
+    terminal.prompt()
+    ask(terminal, "hi", "there.")
+    terminal.send("one\\\r")
+    ask(terminal, "two", "there.")
+    terminal.send('"""/exit\r\r')
+    ask(terminal, 'end"""', "there.")
+    terminal.send(b"\xff\r")
+    terminal.wait(lambda shown: shown.count("there.") == 4)
+    terminal.prompt()
+    terminal.send("/edit\r")
+    terminal.wait("cannot edit it, so type it again: \ufffd")
+    ask(terminal, "again", "there.")
+    terminal.send("   \r")
+    terminal.prompt()
+    assert texts(home, "s")[::2] == ["hi", "one\ntwo", "/exit\n\nend", "again"]
+    terminal.send("half")
+    terminal.wait("> half")
+    terminal.interrupt()
+    terminal.wait("press Ctrl-C again")
+    terminal.prompt()
+    assert b"\x1b" not in terminal.raw
+    if term:
+        terminal.send("/exit\r")
+        assert terminal.end() == 0
+    else:
+        terminal.interrupt()
+        assert terminal.end() == 130
+    terminal = start(env={"TERM": term}, script={"template": None, "load_delay": 0.5})
+    assert terminal.end() == 2
+    assert "needs a chat template" in terminal.screen
+
+
+def echoes(terminal: Terminal) -> bool:
+    return bool(termios.tcgetattr(terminal.master)[3] & termios.ECHO)
+
+
+def test_what_is_typed_into_an_answer_is_not_shown_there(start: Start, tmp_path: Path) -> None:
+    """It is in the next prompt, to be edited; and the terminal is as it was at the end, however that comes."""
+    terminal = start(script={"text": "word " * 40, "delay": 0.01})
+    terminal.prompt()
+    terminal.send("hi\r")
+    terminal.wait("word")
+    terminal.send("half a li")
+    terminal.wait("cached")
+    terminal.wait(lambda shown: shown.endswith("> half a li"))
+    terminal.send("ne\r")
+    terminal.wait(lambda shown: shown.count("cached") == 2)
+    assert "half a line" in terminal.screen
+    assert terminal.screen.replace("\n", "").count("word " * 10) >= 4
+    terminal.prompt()
+    terminal.send("\x04")
+    assert terminal.end() == 0
+    assert echoes(terminal)
+    marker = tmp_path / "marker"
+    for twice, code in ((True, 130), (False, 143)):
+        marker.unlink(missing_ok=True)
+        terminal = start("s", script={"save_delay": 1.0, "marker": str(marker)})
+        terminal.prompt()
+        terminal.send("hi\r")
+        wait_for(marker)
+        assert not echoes(terminal)
+        if twice:
+            terminal.interrupt()
+            time.sleep(0.1)
+            terminal.interrupt()
+        else:
+            terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.end() == code
+        assert echoes(terminal)
+
+
+def test_another_model_brings_its_settings(start: Start, home: Path) -> None:
+    """What the config file says of it counts from then on, but not before what was set in the chat."""
+    (home / "config").mkdir(parents=True)
+    (home / "config" / "config.toml").write_text(
+        "[models.smollm2-135m-instruct]\ntemp = 0.25\nseed = 3\n"
+        "[models.gemma-3-270m]\ntemp = 0.75\ntop_k = 7\nseed = 5\n"
+    )
+    terminal = start()
+    terminal.prompt()
+    for command, shown in (
+        ("/set temp", "temp 0.25"),
+        ("/set seed 9", "seed 9"),
+        ("/model gemma-3-270m", "goes on with the conversation"),
+        ("/set temp", "temp 0.75"),
+        ("/set top-k", "top-k 7"),
+        ("/set seed", "seed 9"),
+        ("/model smollm2-135m-instruct", "goes on with the conversation"),
+        ("/set top-k", "top-k default"),
+        ("/set seed", "seed 9"),
+    ):
+        seen = len(terminal.raw)
+        terminal.send(command + "\r")
+        terminal.wait(shown, since=seen)
+        terminal.prompt()
 
 
 def test_what_is_typed_ahead_waits_for_its_turn(start: Start, home: Path) -> None:

@@ -137,17 +137,47 @@ def test_set_get_unset(call: Call, tmp_path: Path) -> None:
     assert path == tmp_path / "config" / "config.toml"
     assert call("get", "temp") == (1, "", "")
     assert call("get", "kv-type") == (0, "auto\n", "")
-    assert call("set", "--", "temp", "-0.5") == (0, "", "")
+    assert call("set", "temp", "-0.5") == (0, "", "")
     assert call("set", "--for", "Small", "--", "TEMP".lower(), "0.25") == (0, "", "")
     assert call("set", "--for", "small", "no-stream", "yes") == (0, "", "")
     assert path.read_text() == "temp = -0.5\n\n[models.Small]\ntemp = 0.25\nno_stream = true\n"
     assert call("get", "temp") == (0, "-0.5\n", "")
     assert call("get", "-m", "small", "temp") == (0, "0.25\n", "")
     assert call("set", "stop", "a b", "c") == (0, "", "")
-    assert call("get", "stop") == (0, "a b\nc\n", "")
+    assert call("get", "stop") == (0, '["a b", "c"]\n', "")
     assert call("unset", "temp") == (0, "", "")
     assert call("get", "temp") == (1, "", "")
     assert call("unset", "temp") == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("temp", ["-1e-05"]),
+        ("presence_penalty", ["-1"]),
+        ("top_k", ["-7"]),
+        ("stats", ["off"]),
+        ("system", ["Grüße\t\u2028\u0085\x1b[31m\n\n  'a' \"b\" \\n"]),
+        ("system", [""]),
+        ("system", ["- a list\n- of two"]),
+        ("stop", ["\n\n", "a b", "", '"', "日本\u0085\x7f"]),
+        ("stop", ["[INST]"]),
+        ("stop", ['["a"]', "b"]),
+        ("stop", ["[1]"]),
+        ("logit_bias", ["5=-1"]),
+    ],
+)
+def test_what_get_prints_is_what_set_takes(call: Call, tmp_path: Path, key: str, values: list[str]) -> None:
+    assert call("set", "--for", "b", key, *values)[0] == 0
+    code, out, _ = call("get", "-m", "b", key)
+    assert (code, out[-1]) == (0, "\n")
+    assert call("set", key, out[:-1]) == (0, "", "")
+    table = tomllib.loads((tmp_path / "config" / "config.toml").read_text())
+    assert table[key] == table["models"]["b"][key]
+    if isinstance(table[key], (str, list)):
+        assert table[key] == (values if isinstance(table[key], list) else values[0])
+    shown = call("list")[1]
+    assert tomllib.loads(shown) == {key: table[key]}
 
 
 def test_list_says_where_values_come_from(

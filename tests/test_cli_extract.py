@@ -9,7 +9,8 @@ from command_line import Infer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer.cli.extract import ANY, FencedBlock, attach_language
+from infer.cli.extract import ANY, FencedBlock
+from infer.cli.words import attach_language, values_last
 
 ANSWER = "Sure:\n\n```python\nprint(1)\n\n```\nand\n~~~ sh -e\nls `x`\n~~~\n"
 
@@ -119,3 +120,24 @@ def test_a_variable_asks_for_it_and_a_flag_overrides_it(run: Infer, monkeypatch:
     monkeypatch.setenv("INFER_EXTRACT", "any")
     assert run("hi")[1] == "print(1)\n\n"
     assert run("--json", "hi")[1].startswith('{"text"')
+
+
+@pytest.mark.parametrize(
+    ("given_", "result"),
+    [
+        (["temp", "-1", "-q"], ["-q", "--", "temp", "-1"]),
+        (["-m", "-1", "-.5e3"], ["-m", "-1", "--", "-.5e3"]),
+        (["-qm", "-1", "-2"], ["-qm", "-1", "--", "-2"]),
+        (["-mx", "-2", "--stop=a", "--stop", "-3"], ["-mx", "--stop=a", "--stop", "-3", "--", "-2"]),
+        (["- one\n- two", "-q"], ["-q", "--", "- one\n- two"]),
+        (["---\ntitle: x\n---\n"], ["--", "---\ntitle: x\n---\n"]),
+        (["-", "-q"], ["-", "-q"]),
+        (["a", "-q", "--", "-1"], ["a", "-q", "--", "-1"]),
+        (["-2", "--", "-q"], ["--", "-2", "-q"]),
+        (["--nope", "-1"], ["--nope", "--", "-1"]),
+        (["-12x", "--tempo=-1"], ["-12x", "--tempo=-1"]),
+        (["-m"], ["-m"]),
+    ],
+)
+def test_a_number_is_no_option(given_: list[str], result: list[str]) -> None:
+    assert values_last(given_, OPTIONS) == result

@@ -24,6 +24,7 @@ from infer.cli.output import (
     json_line,
     open_writer,
 )
+from infer.cli.render import Notes
 from infer.cli.signals import held
 from infer.runtime.errors import OutputError
 
@@ -96,6 +97,24 @@ def test_text_on_a_terminal(deltas: list[str], shown: str, ending: str, stream: 
     assert writer.data.decode() == shown
 
 
+def test_notes_wait_for_the_end_of_an_answer_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whichever thread says them, and however the answer ends."""
+    notes = Notes()
+    with pytest.raises(KeyboardInterrupt), notes.after(True):
+        for function in (notes.warning, notes.note):
+            thread = threading.Thread(target=function, args=("a",))
+            thread.start()
+            thread.join()
+        assert capsys.readouterr().err == ""
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == "infer: warning: a\ninfer: note: a\n"
+    with notes.after(False):
+        notes.note("b")
+        assert capsys.readouterr().err == "infer: note: b\n"
+    notes.note("c")
+    assert capsys.readouterr().err == "infer: note: c\n"
+
+
 def test_json_and_jsonl() -> None:
     writer = Memory()
     answer = JsonAnswer(writer)
@@ -163,7 +182,7 @@ def test_bad_files_are_errors_before_any_work(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error() -> None:
     writer = open_writer("/dev/full")
     writer.queue(b"x")
-    with pytest.raises(OutputError, match="/dev/full: cannot write the answer: No space left on device"):
+    with pytest.raises(OutputError, match="/dev/full: cannot write: No space left on device"):
         writer.drain()
 
 

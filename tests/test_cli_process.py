@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from terminal import Terminal
 
 SCRIPTED = [sys.executable, str(Path(__file__).parent / "support" / "scripted_model.py")]
 ANSI = re.compile(rb"\x1b")
@@ -237,7 +238,7 @@ def test_every_reader_of_stdin_tells_that_it_is_closed(environment: dict[str, st
             capture_output=True, preexec_fn=lambda: os.close(0), timeout=60, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1), arguments
-        assert b"stdin is closed" in done.stderr or b"the prompt is empty" in done.stderr
+        assert b"stdin is closed" in done.stderr or b" is empty: give a text" in done.stderr
 
 
 def test_closed_stdout(start: Start) -> None:
@@ -279,6 +280,17 @@ def test_terminal_and_pipe_show_the_same_text(start: Start, environment: dict[st
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_warning_comes_after_the_answer_on_a_terminal(start: Start, environment: dict[str, str]) -> None:
+    script = {"text": "one line, and one more", "warn_after": 5}
+    warning = b"infer: warning: the prompt cache is off: disk full"
+    arguments = [*SCRIPTED, json.dumps(script), "run", "--raw", "hi"]
+    terminal = Terminal(arguments, environment, stdin=subprocess.DEVNULL)
+    terminal.end()
+    assert terminal.raw == b"one line, and one more\r\n" + warning + b"\r\n"
+    terminal.close()
+    assert finish(start(script, "hi")) == (0, b"one line, and one more", warning + b"\n")
+
+
 def test_ctrl_c_on_a_terminal(environment: dict[str, str]) -> None:
     def press(pid: int, terminal: int) -> bytes:
         seen = read_some(terminal, lambda data: data.count(b"4") >= 2)
@@ -422,7 +434,7 @@ def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path: Path, clo
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["ls"], ["cache", "info"], ["session", "ls"]]
+    "arguments", [["--help"], ["--version"], ["man"], ["ls"], ["cache", "info"], ["session", "ls"]]
 )
 def test_results_for_a_closed_stdout(environment: dict[str, str], arguments: list[str]) -> None:
     done = subprocess.run(
@@ -434,10 +446,11 @@ def test_results_for_a_closed_stdout(environment: dict[str, str], arguments: lis
     )  # fmt: skip
 
 
-def test_a_result_for_a_full_disk_says_where(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("arguments", [["ls"], ["--help"], ["run", "--help"], ["--version"], ["man"]])
+def test_a_result_for_a_full_disk_says_where(environment: dict[str, str], arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [*SCRIPTED, "{}", "ls"],
+            [*SCRIPTED, "{}", *arguments],
             env=environment,
             stdout=full,
             stderr=subprocess.PIPE,

@@ -258,6 +258,9 @@ def test_a_prompt_longer_than_the_context(run: Run) -> None:
     assert (result.code, result.out) == (4, "")
     assert "prompt has 601 tokens, context holds 512" in result.err
     assert "--truncate" in result.err
+    hopeless = run("--raw", stdin=b"x" * 3_000_000)
+    assert (hopeless.code, hopeless.out, hopeless.err.count("\n")) == (4, "", 1)
+    assert "prompt has 3000000 characters, of which the first 1048576 are 10485" in hopeless.err
     exactly = run("--raw", "x" * 511)
     assert (exactly.code, len(exactly.prompt)) == (0, 512)
 

@@ -94,6 +94,13 @@ def test_mistakes_are_one_line(home: Home, arguments: list[str], message: str) -
     assert message in err
 
 
+def test_a_template_is_called_one_in_messages(home: Home) -> None:
+    assert home("template", "set", "t", "")[2] == (
+        "infer: error: the template is empty: give a text, or pipe something in\n"
+    )
+    assert "the template is not UTF-8 text" in home("template", "set", "t", "\udcff")[2]
+
+
 def test_keeping_templates(home: Home) -> None:
     assert home("template", "ls") == (0, "NAME  VARIABLES\n", "")
     home("template", "set", "-q", "b", "{x} {y}")

@@ -18,6 +18,7 @@ JQ = "jq ." if shutil.which("jq") else f"{sys.executable} -m json.tool"
 C_LOCALE = "env LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"
 CRON = 'env -i PATH="$PATH" INFER_MODEL="$INFER_MODEL" XDG_DATA_HOME="$PWD" XDG_STATE_HOME="$PWD"'
 CRON += ' XDG_CACHE_HOME="$PWD" XDG_CONFIG_HOME="$PWD"'
+FLAGS = "--no-cache --threads 1 --temp 0 --ignore-eos -n 12"
 TEXT = "python3 -c 'import json, sys; print(json.load(sys.stdin)[\"text\"])'"
 
 
@@ -32,8 +33,10 @@ class Row:
 
 ROWS: Mapping[str, Row] = {
     "json | jq": Row(f"$R --json fox | {JQ} | {TEXT}", "{A}\n"),
+    # 0 where the pipe had taken all before its reader left.
     "jsonl | head -1": Row(
-        '$R --jsonl fox | head -1 | cut -c-9; echo "${PIPESTATUS[0]}"', '{"delta":\n141\n'
+        "$R --jsonl fox | head -1 | cut -c-9; case ${PIPESTATUS[0]} in 0 | 141) echo well;; esac",
+        '{"delta":\nwell\n',
     ),
     "xargs -P 4": Row("printf '%s\\n' a b c d | xargs -P 4 -I_ $R -o out-_ fox; cat out-*", "{A}{A}{A}{A}"),
     "find -exec": Row("printf fox | tee 1 > 2; find . -type f -exec $R -f {} \\;", "{A}{A}"),
@@ -41,6 +44,11 @@ ROWS: Mapping[str, Row] = {
     "here-string": Row("$R - <<< fox"),
     "process substitution": Row("$R -f <(printf fox)"),
     "pipe | tee | pipe": Row("printf fox | $R | tee copy | cat; cat copy", "{A}{A}"),
+    "chat | tee": Row("printf 'fox\\n' | $C | tee copy | cat; cat copy", "{A}\n{A}\n"),
+    "while read": Row(
+        "printf 'fox\\nfox\\n' | while read -r line; do $R \"$line\" < /dev/null; done", "{A}{A}"
+    ),
+    "xargs -0": Row("printf fox > 'a b'; find . -name 'a*' -print0 | xargs -0 -n1 $R -f"),
     "timeout": Row("timeout 100 $R fox; timeout 0.1 $R fox; echo $?", "{A}124\n", 1),
     "nohup": Row("nohup $R fox < /dev/null"),
     "background": Row("$R fox & wait"),
@@ -72,7 +80,8 @@ def results(
         "PATH": f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "INFER_HOME": str(base / "home"),
         "INFER_MODEL": str(tiny_llama(quant="Q8_0")),
-        "R": "infer run --no-cache --threads 1 --temp 0 --ignore-eos -n 12",
+        "R": f"infer run {FLAGS}",
+        "C": f"infer chat {FLAGS}",
     }
 
     def run(number: int, script: str) -> subprocess.CompletedProcess[str]:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from infer.cli import config, input, log, report, session, thinking
 from infer.cli.output import Answer, ReaderGone, Relay
-from infer.cli.prompt import PromptEncoder, Turn, answer_room, turns_to_drop
+from infer.cli.prompt import PromptEncoder, Turn, answer_room, refuse_hopeless, turns_to_drop
 from infer.cli.render import Notes, say
 from infer.cli.repl.display import Display
-from infer.cli.repl.lines import Message
+from infer.cli.repl.message import Message
 from infer.cli.repl.talk import Talk
 from infer.cli.repl.worker import Answering, Worker
 from infer.cli.sampling import draw_seed, sampling_params
 from infer.cli.signals import Terminated, dealt_with, held, patient
-from infer.runtime.errors import ContextLengthError, InferError, OutputError
+from infer.runtime.errors import ContextLengthError, InferError, OutputError, SessionError
 
 if TYPE_CHECKING:
     from infer.cli.chat import ChatOptions
@@ -38,7 +38,7 @@ class Source(Protocol):
 
 
 class Chat:
-    """options: as they are now, with what `/set` changed. files: contents that go before the next message.
+    """options: as they are now, with the `changes` that `/set` made. files: contents that go before the next message.
 
     draft: what the next line begins with. replacing: whether it takes the place of the last question.
     """
@@ -51,11 +51,13 @@ class Chat:
         talk: Talk,
     ) -> None:
         self.options, self.notes, self.display, self.talk = options, notes, display, talk
+        self.changes: dict[str, object] = {}
         self.worker = Worker()
         self.files: list[str] = []
         self.draft = ""
         self.replacing = False
         self.ended = False
+        self._failure = ""
         self._left_out = 0
         self._last: tuple[Generation, int] | None = None
 
@@ -127,7 +129,12 @@ class Chat:
         def build(model: LoadedModel, notices: list[str]) -> tuple[Request, Thinking | None, float]:
             return self._request(model, notices, text, history, seed)
 
-        showing = _Showing(Answering(self.worker, build), self.display.answer(), self.display)
+        answer = self.display.answer()
+        showing = _Showing(Answering(self.worker, build), answer, self.display)
+        with self.notes.after(answer.terminal):
+            self._ask(text, seed, showing, instead)
+
+    def _ask(self, text: str, seed: int, showing: _Showing, instead: bool) -> None:
         stop = showing.run()
         generation = showing.answering.generation
         kept = False
@@ -135,11 +142,14 @@ class Chat:
             if generation is not None:
                 self._last = generation, seed
                 with held():
-                    kept = self.talk.add(text, generation, instead=instead)
+                    kept = self._keep(text, generation, instead)
                     if kept and not instead:
                         self.files.clear()
         finally:
             showing.finish(kept=kept)
+            if self._failure:
+                say(f"infer: error: {self._failure}")
+                self._failure = ""
         if showing.ended:
             showing.answering.check()
         if kept and generation is not None:
@@ -154,6 +164,19 @@ class Chat:
             if not kept:
                 self.display.start_line()
                 say("infer: stopped before the answer began: nothing is kept of it")
+
+    def _keep(self, text: str, generation: Generation, instead: bool) -> bool:
+        """False for an answer that is not worth a turn. A session that cannot be saved is said once."""
+        lost = self.talk.unsaved
+        try:
+            kept = self.talk.add(text, generation, instead=instead)
+        except SessionError as error:
+            if not lost:
+                self._failure = f"{error}; it is in memory, and the next turn tries again"
+            return True
+        if lost and not self.talk.unsaved:
+            self.notes.note(f"session {self.talk.name} is kept again")
+        return kept
 
     def stats(self) -> list[str]:
         """Of the last answer, one fact a line; [] before the first."""
@@ -221,6 +244,7 @@ class Chat:
 
     def _fit(self, encoder: PromptEncoder, text: str, context: int, notices: list[str]) -> list[int]:
         """The prompt's ids, fewer than the context. Raises ContextLengthError."""
+        refuse_hopeless(encoder, text, context)
         turns = encoder.history
         if self.options.context == DROP_OLDEST:
             encoder = replace(encoder, history=turns[self._left_out :])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infer.cli import config, conversation, input, sessions, thinking
+from infer.cli import config, conversation, input, sessions, thinking, toml_edit
 from infer.cli.options import (
     DialogOptions,
     SamplingOptions,
@@ -73,18 +73,19 @@ def _set(chat: Chat, argument: str) -> None:
     if not value:
         chat.display.tell(_line(chat.options, name))
         return
-    field = setting.setting.name
-    change: dict[str, Any] = {
-        "origins": {**chat.options.origins, field: f"/set {name}"},
-        field: setting.default
-        if value == _FORGET
-        else config.from_text(setting.setting, value, f"/set {name}"),
-    }
-    changed = replace(chat.options, **change)
+    found = setting.default if value == _FORGET else config.from_text(setting.setting, value, f"/set {name}")
+    changes = {**chat.changes, setting.setting.name: found}
+    changed = _with(chat.options, changes)
     check_settings(changed)
-    chat.options = changed
+    chat.options, chat.changes = changed, changes
     chat.display.thoughts = not changed.hide_thinking
     chat.display.tell(_line(changed, name))
+
+
+def _with(options: ChatOptions, changes: Mapping[str, Any]) -> ChatOptions:
+    """The options with what `/set` changed."""
+    origins = {field: f"/set {config.flag(field).removeprefix('--')}" for field in changes}
+    return replace(options, **{"origins": {**options.origins, **origins}, **changes})
 
 
 def _show(chat: Chat, argument: str) -> None:
@@ -176,6 +177,8 @@ def _model(chat: Chat, argument: str) -> None:
         chat.display.tell(chat.talk.model)
         return
     before, spec = chat.talk.model, conversation.model_spec(argument)
+    options = _with(replace(config.for_model(chat.options, spec), model=spec), chat.changes)
+    check_settings(options)
     try:
         chat.load_model(spec)
         model = chat.wait_for_model()
@@ -183,6 +186,7 @@ def _model(chat: Chat, argument: str) -> None:
         if chat.talk.model != before:
             chat.load_model(before)
         raise
+    chat.options = options
     chat.forget_left_out()
     chat.display.tell(f"{model.name} goes on with the conversation")
 
@@ -341,7 +345,7 @@ def check_settings(options: ChatOptions) -> None:
 
 def _line(options: ChatOptions, name: str) -> str:
     value = getattr(options, _known_settings()[name].setting.name)
-    shown = "default" if value is None else " ".join(value) if isinstance(value, list) else str(value)
+    shown = "default" if value is None else value if isinstance(value, str) else toml_edit.literal(value)
     return f"{name} {shown}"
 
 

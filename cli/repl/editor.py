@@ -30,10 +30,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from infer.cli import signals
 from infer.cli.render import coloured, one_line, say
-from infer.cli.repl.lines import Message
-
-PROMPT, CONTINUATION = "> ", ". "
-_BLOCK = '"""'
+from infer.cli.repl.message import CONTINUATION, PROMPT, Message, in_block, typed
 
 # (text before the cursor) → (how much of its end is replaced, the words to choose from)
 Complete = Callable[[str], tuple[int, Iterable[str]]]
@@ -100,11 +97,8 @@ class Editor:
                 self._loop = None
                 self._ready()
             literal = "\n" in self._pasted and text.startswith(self._pasted)
-            if not literal and _is_block(text):
-                text, literal = text[len(_BLOCK) : -len(_BLOCK)].strip("\n"), True
-            text = _clean(text.rstrip("\n"))
-            if text.strip():
-                return Message(text, literal, fresh=self._cleared)
+            if message := typed(text, literal=literal, fresh=self._cleared):
+                return message
             default = ""
 
     def abort(self, error: BaseException) -> None:
@@ -155,7 +149,7 @@ class Editor:
             elif text.endswith("\\") and buffer.cursor_position == len(text):
                 buffer.delete_before_cursor()
                 buffer.newline(copy_margin=False)
-            elif text.startswith(_BLOCK) and text.count(_BLOCK) % 2:
+            elif in_block(text):
                 buffer.newline(copy_margin=False)
             else:
                 buffer.validate_and_handle()
@@ -195,13 +189,3 @@ class _Completer(Completer):
         length, words = self._complete(document.text_before_cursor)
         for word in words:
             yield Completion(word, start_position=-length, display=one_line(word))
-
-
-def _is_block(text: str) -> bool:
-    body = text.strip()
-    return body.startswith(_BLOCK) and body.endswith(_BLOCK) and body.count(_BLOCK) == 2
-
-
-def _clean(text: str) -> str:
-    """Bytes a terminal sent that are not UTF-8, surrogates by now, as U+FFFD."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

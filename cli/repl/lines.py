@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from infer.cli.input import CHUNK, LIMIT, decode, stdin_reader
 from infer.cli.render import Notes
+from infer.cli.repl.message import Message
 from infer.runtime.errors import UsageError
-
-
-@dataclass(frozen=True)
-class Message:
-    """literal: never a command, whatever it looks like. fresh: begun again on an empty line, not from a draft."""
-
-    text: str
-    literal: bool = False
-    fresh: bool = False
 
 
 class Lines:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Talk:
     """What has been said so far. model: the one that answers, as `-m` takes it.
 
-    A session is locked as long as it is this conversation. Each change is on disk when its method returns; one that
-    raises SessionError has changed nothing.
+    A session is locked as long as it is this conversation. Each change is on disk when its method returns; where it
+    raises SessionError instead, it is in memory only, and the next change tries again. stored: what the disk has.
     """
 
     def __init__(self, options: ConversationOptions, notes: Notes) -> None:
@@ -39,6 +39,13 @@ class Talk:
         else:
             self.model = conversation.model_spec(options.model)
             self.session = Session("", self.model, now(), options.system)
+        self.stored = self.session
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether a session is not on disk as it is here."""
+        there = self.stored.messages, self.stored.system
+        return bool(self.name) and (self.session.messages, self.session.system) != there
 
     @property
     def name(self) -> str:
@@ -72,7 +79,7 @@ class Talk:
         from infer.runtime.store.session_format import Session, now
 
         self.close()
-        self.session = Session("", self.model, now(), self.session.system)
+        self.session = self.stored = Session("", self.model, now(), self.session.system)
 
     def save(self, name: str) -> None:
         """Keep the conversation under a new name from now on. Raises SessionError and UsageError."""
@@ -82,7 +89,9 @@ class Talk:
                 raise SessionError(f"there is a session {name} already: `/load {name}` goes on with it")
             fresh = dataclasses.replace(self.session, name=name, messages=(), data=b"", stamp=None)
             with held():
-                self.session = self.store.write(fresh, self.session.messages, self.session.system)
+                self.session = self.stored = self.store.write(
+                    fresh, self.session.messages, self.session.system
+                )
             self.close()
             self._lock = lock.pop_all()
 
@@ -97,15 +106,15 @@ class Talk:
             if session is None:
                 raise SessionError(f"there is no session {name!r}; /sessions lists them")
             self.close()
-            self.session, self._lock = session, lock.pop_all()
+            self.session = self.stored = session
+            self._lock = lock.pop_all()
 
     def close(self) -> None:
         """Let go of the session."""
         self._lock.close()
 
     def _change(self, messages: tuple[Message, ...], system: str | None) -> None:
-        if not self.name:
-            self.session = dataclasses.replace(self.session, messages=messages, system=system)
-        elif messages != self.session.messages or system != self.session.system:
+        self.session = dataclasses.replace(self.session, messages=messages, system=system)
+        if self.unsaved:
             with held():
-                self.session = self.store.write(self.session, messages, system, what="this turn")
+                self.session = self.stored = self.store.write(self.stored, messages, system, what="this turn")

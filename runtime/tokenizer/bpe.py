@@ -13,7 +13,7 @@ from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from infer.runtime.errors import TokenizerError
+from infer.runtime.errors import ContextLengthError, TokenizerError
 from infer.runtime.tokenizer.base import VocabularyTokenizer, refuse_surrogates
 from infer.runtime.tokenizer.literals import LiteralMatcher
 from infer.runtime.tokenizer.pretokenizers import FAMILIES, PRETOKENIZERS, PreTokenizer
@@ -28,8 +28,10 @@ logger = logging.getLogger(__name__)
 # million steps back inside one match, and every character of a run of blanks can cost one.
 MAX_PART = 2_000_000
 
-# Between a single line break and an ASCII letter no pre-tokenizer joins and no normalization looks across.
-_CUT = re.compile(r"(?<=\S)\n(?=[A-Za-z])")
+# Between a single line break and an ASCII letter no pre-tokenizer joins and no normalization looks across; between two
+# words none that tells words apart, as `tells_words_apart` asks.
+_LINES = re.compile(r"(?<=\S)\n(?=[A-Za-z])")
+_WORDS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 
 
 class BPETokenizer(VocabularyTokenizer):
@@ -59,6 +61,7 @@ class BPETokenizer(VocabularyTokenizer):
         for token in silent:
             del ordinary[token]
         self._model = _build(ordinary, silent, merges, pre)
+        self._words = tells_words_apart(self._model)
         self._unencodable = bytes(
             byte for character, byte in _bytes_of_characters().items() if character not in ordinary
         )
@@ -86,7 +89,7 @@ class BPETokenizer(VocabularyTokenizer):
 
     def _encode_plain(self, text: str) -> list[int]:
         ids: list[int] = []
-        for part in parts(text):
+        for part in parts(text, words=self._words):
             ids.extend(self._model.encode(part, add_special_tokens=False).ids)
         if self._unencodable and not self._warned:
             data = text.encode()
@@ -106,21 +109,34 @@ class BPETokenizer(VocabularyTokenizer):
         return spelled_bytes(token)
 
 
-def parts(text: str, *, cut: bool = True) -> Iterator[str]:
-    """The text in parts that can be encoded apart. Raises TokenizerError where it has none short enough, and for half
-    surrogate pairs. cut: whether it may be parted at all."""
+def parts(text: str, *, cut: bool = True, words: bool = False) -> Iterator[str]:
+    """The text in parts that can be encoded apart. cut: whether it may be parted at all; words: also between words.
+
+    Raises TokenizerError for half surrogate pairs, ContextLengthError where there is no place to part a long text.
+    """
     refuse_surrogates(text)
     start = 0
     while cut and len(text) - start > MAX_PART:
-        place = _CUT.search(text, start + MAX_PART // 8, start + MAX_PART)
+        limits = start + MAX_PART // 8, start + MAX_PART
+        place = _LINES.search(text, *limits) or (_WORDS.search(text, *limits) if words else None)
         if place is None:
-            raise TokenizerError(
-                f"the text has more than {MAX_PART * 7 // 8} characters without a line break; break its lines"
+            raise ContextLengthError(
+                f"the text has more than {MAX_PART * 7 // 8} characters without a line break or a space between two "
+                "words, too much to tokenize at once; break its lines"
             )
         yield text[start : place.end()]
         start = place.end()
     if text:
         yield text[start:]
+
+
+def tells_words_apart(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether its pre-tokenizer cuts between a word and the space of the next one."""
+    pre = tokenizer.pre_tokenizer
+    return pre is not None and all(
+        [place for _, place in pre.pre_tokenize_str(text)][:1] == [(0, 1)]
+        for text in ("a b", "A B", "a B", "A b")
+    )
 
 
 def load_bpe(metadata: Mapping[str, object], vocabulary: Vocabulary, pre: str | None = None) -> BPETokenizer:

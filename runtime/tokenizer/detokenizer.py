@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from infer.runtime.errors import UsageError
 from infer.runtime.tokenizer.base import Tokenizer
@@ -22,7 +23,7 @@ class IncrementalDetokenizer:
     token can change or cut away, and no more.
 
     stop: non-empty strings (else UsageError). strip_leading_space: leave out one space at the very start; None:
-    where `tokenizer.decode` does. shown: control tokens that stand in the text by their names.
+    where `tokenizer.decode` does. shown: what stands in the text for some tokens, by id.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class IncrementalDetokenizer:
         *,
         stop: Sequence[str] = (),
         strip_leading_space: bool | None = None,
-        shown: frozenset[int] = frozenset(),
+        shown: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         if not all(stop):
             raise UsageError(
@@ -50,7 +51,7 @@ class IncrementalDetokenizer:
         if self.stopped is not None:
             return ""
         if token_id in self._shown:
-            return self._scan(self._decoder.decode(self._tokenizer.piece(token_id).encode()))
+            return self._scan(self._decoder.decode(self._shown[token_id].encode()))
         return self._scan(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
     def finish(self) -> str:

@@ -1,8 +1,8 @@
 """What a reasoning model thinks, told from what it answers, by the tags its chat template knows.
 
-Models differ in three things: the tags around the thinking, whether the template opens them at the end of the prompt
-(DeepSeek-R1) or the model does (Qwen3), and the variables that switch it. All three are read off the template, so a
-model whose template says nothing of thinking is never touched.
+Models differ in three things: the tags around the thinking (or gpt-oss' `channels`), whether the template opens them at
+the end of the prompt (DeepSeek-R1) or the model does (Qwen3), and the variables that switch it. All three are read off
+the template, so a model whose template says nothing of thinking is never touched.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infer.runtime.tokenizer.base import Tokenizer
+from infer.runtime.tokenizer.channels import CHANNEL, MESSAGE, Channels
 from infer.runtime.tokenizer.chat_template import ChatTemplate
 
 OFF, ON = "off", "on"
@@ -22,8 +23,25 @@ _TAIL = 16  # tokens at the end of a prompt among which an open tag can be
 
 @dataclass(frozen=True)
 class Tags:
+    """The form of most models' thinking. closing: what ends it where the model does not. answer_opening: what a chat's
+    template leaves to the model before an answer without thinking, as (text, whether it is a control token)."""
+
     open: str
     close: str
+    answer_opening: tuple[tuple[str, bool], ...] = ()
+
+    @property
+    def closing(self) -> str:
+        return f"\n{self.close}\n\n"
+
+    def shown(self, tokenizer: Tokenizer) -> dict[int, str]:
+        """The tags that are control tokens, which a decoded text would lack, by id."""
+        found = {tag: tokenizer.encode(tag, special=True) for tag in (self.open, self.close)}
+        return {ids[0]: tag for tag, ids in found.items() if len(ids) == 1 and tokenizer.is_control(ids[0])}
+
+    def splitter(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> ThinkingSplitter:
+        """For the text after a prompt."""
+        return ThinkingSplitter(self, inside=begun(self, tokenizer, prompt))
 
 
 TAGS = (
@@ -37,8 +55,10 @@ TAGS = (
 )
 
 
-def find_tags(template: ChatTemplate) -> Tags | None:
+def find_tags(template: ChatTemplate) -> Tags | Channels | None:
     """The tags a template knows, None where the model does not think."""
+    if CHANNEL in template.source and MESSAGE in template.source:
+        return Channels()
     return next((tags for tags in TAGS if tags.close in template.source), None)
 
 
@@ -66,12 +86,6 @@ def begun(tags: Tags, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
         tokenizer.token_bytes(token) or tokenizer.piece(token).encode() for token in prompt[-_TAIL:]
     )
     return end.decode("utf-8", "replace").rstrip().endswith(tags.open)
-
-
-def control_ids(tags: Tags, tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids of tags that are control tokens, which a decoded text would lack."""
-    found = [tokenizer.encode(tag, special=True) for tag in (tags.open, tags.close)]
-    return frozenset(ids[0] for ids in found if len(ids) == 1 and tokenizer.is_control(ids[0]))
 
 
 class ThinkingSplitter:

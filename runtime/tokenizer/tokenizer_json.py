@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from infer.runtime.checkpoint.printable import shown
 from infer.runtime.errors import TokenizerError
 from infer.runtime.tokenizer.base import VocabularyTokenizer
-from infer.runtime.tokenizer.bpe import parts, spelled_bytes
+from infer.runtime.tokenizer.bpe import parts, spelled_bytes, tells_words_apart
 from infer.runtime.tokenizer.charsmap import check_charsmap
 from infer.runtime.tokenizer.folder_vocabulary import AddedToken, FolderFiles
 from infer.runtime.tokenizer.json_models import WHERE, build_model, read_pieces, the_library
@@ -67,6 +67,7 @@ class JSONTokenizer(VocabularyTokenizer):
         self._plain = pipeline.build(plain)
         self._later = pipeline.inside_a_text().build(plain) if pipeline.begins_texts else self._plain
         self._special = pipeline.build(added.values())
+        self._words = tells_words_apart(self._plain.tokenizer)
         self._ids = {token.content: token.id for token in added.values()}
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -107,7 +108,7 @@ class JSONTokenizer(VocabularyTokenizer):
 
     def _run(self, library: _Instance, text: str) -> list[int]:
         ids: list[int] = []
-        for part in parts(text, cut=self._byte_level):
+        for part in parts(text, cut=self._byte_level, words=self._words):
             found = library.tokenizer.encode(part, add_special_tokens=False).ids
             ids.extend(library.renumbered.get(token_id, token_id) for token_id in found)
         return ids

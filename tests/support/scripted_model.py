@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import logging
 import os
+import re
 import sys
 import time
 import types
@@ -44,8 +46,9 @@ class Script:
     """text: the answer, `repeat` times. delay: seconds a token. ctx: positions.
 
     hang_after: tokens after which steps bring nothing. fail_after: tokens after which a step raises
-    NumericalError. template: a Jinja source, None for a base model. marker: a file that appears once the
-    model loads slowly or hangs, or a session is written slowly (save_delay: seconds).
+    NumericalError. warn_after: tokens after which the runtime warns of a full disk. template: a Jinja
+    source, None for a base model. marker: a file that appears once the model loads slowly or hangs, or a
+    session is written slowly (save_delay: seconds). control: more control tokens, which count in the text.
     """
 
     text: str = "Hello there."
@@ -53,6 +56,7 @@ class Script:
     load_delay: float = 0.0
     hang_after: int | None = None
     fail_after: int | None = None
+    warn_after: int | None = None
     repeat: int = 1
     ctx: int = 512
     eos: bool = True
@@ -61,17 +65,23 @@ class Script:
     warnings: tuple[str, ...] = ()
     marker: str | None = None
     save_delay: float = 0.0
+    control: tuple[str, ...] = ()
 
     def mark(self) -> None:
         if self.marker is not None:
             Path(self.marker).touch()
 
 
-def make_tokenizer() -> Any:
+def make_tokenizer(control: Sequence[str] = ()) -> Any:
+    """A token for each byte; then BOS, EOS and the control tokens."""
     from infer.runtime.tokenizer.base import Tokenizer
 
+    names = {"<bos>": BOS, "<eos>": EOS, **{name: VOCABULARY + i for i, name in enumerate(control)}}
+    pieces = {token_id: name for name, token_id in names.items()}
+    special_names = re.compile("(" + "|".join(map(re.escape, ["<eos>", *control])) + ")")
+
     class ByteTokenizer(Tokenizer):
-        vocab_size = VOCABULARY
+        vocab_size = VOCABULARY + len(control)
         bos_id, eos_id = BOS, EOS
         add_bos, add_eos = True, False
         stop_ids = frozenset({EOS})
@@ -79,17 +89,17 @@ def make_tokenizer() -> Any:
 
         def encode(self, text: str, *, special: bool = False) -> list[int]:
             ids: list[int] = []
-            for index, part in enumerate(text.split("<eos>") if special else [text]):
-                ids += ([EOS] if index else []) + list(part.encode())
+            for index, part in enumerate(special_names.split(text) if special else [text]):
+                ids += [names[part]] if index % 2 else list(part.encode())
             return ids
 
         def token_bytes(self, token_id: int) -> bytes:
-            if not 0 <= token_id < VOCABULARY:
+            if not 0 <= token_id < self.vocab_size:
                 raise IndexError(token_id)
             return bytes([token_id]) if token_id < 256 else b""
 
         def piece(self, token_id: int) -> str:
-            return {BOS: "<bos>", EOS: "<eos>"}.get(token_id) or chr(token_id)
+            return pieces.get(token_id) or chr(token_id)
 
         def is_control(self, token_id: int) -> bool:
             return token_id >= 256
@@ -106,7 +116,8 @@ class ScriptedEngine:
         self.ctx = script.ctx
         self.requests: list[Any] = []
         self.cancelled: list[str] = []
-        self._tokens = list(script.text.encode() * script.repeat) + ([EOS] if script.eos else [])
+        tokens = make_tokenizer(script.control).encode(script.text, special=bool(script.control))
+        self._tokens = tokens * script.repeat + ([EOS] if script.eos else [])
         self._sent = 0
 
     def add(self, request: Any) -> None:
@@ -130,6 +141,8 @@ class ScriptedEngine:
             script.mark()
             time.sleep(0.01)
             return []
+        if self._sent == script.warn_after:
+            logging.getLogger("infer.runtime").warning("the prompt cache is off: disk full")
         if script.fail_after is not None and self._sent >= script.fail_after:
             raise NumericalError("the logits are NaN")
         if request.sampling.max_tokens == 0:
@@ -154,12 +167,12 @@ class ScriptedModel:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.engine = ScriptedEngine(script)
-        self.tokenizer = make_tokenizer()
+        self.tokenizer = make_tokenizer(script.control)
         self.chat_template = None
         if script.template is not None:
             from infer.runtime.tokenizer.chat_template import ChatTemplate
 
-            self.chat_template = ChatTemplate(script.template)
+            self.chat_template = ChatTemplate(script.template, control_tokens=script.control)
         self.config = types.SimpleNamespace(architecture="llama", context_length=script.ctx)
         self.sampling_defaults = script.defaults
         self.name, self.fingerprint, self.quantization = "scripted", "f" * 64, "Q4_1"
@@ -169,9 +182,13 @@ class ScriptedModel:
 
     @property
     def prompts(self) -> list[str]:
-        """The texts it was asked to go on from, without control tokens."""
+        """The texts it was asked to go on from, without BOS and EOS."""
         return [
-            bytes(token for token in request.prompt_ids if token < 256).decode()
+            b"".join(
+                bytes([token]) if token < BOS else self.tokenizer.piece(token).encode()
+                for token in request.prompt_ids
+                if token not in (BOS, EOS)
+            ).decode()
             for request in self.engine.requests
         ]
 
