@@ -95,6 +95,8 @@ def invoke(arguments: Sequence[str]) -> int:
         return _fail(str(error), error.exit_code)
     except OSError as error:
         _discard_stdout()
+        if error.errno == errno.ENOMEM:
+            return _fail(_OUT_OF_MEMORY, 1)
         # Help is written by typer; whatever else writes names its file.
         unnamed = "stdout: cannot write: " if error.errno in _NO_ROOM else ""
         where = unnamed if error.filename is None else f"{error.filename}: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -201,6 +202,7 @@ def test_every_ending_has_its_code(
             "infer: error: out of memory",
         ),
         (RuntimeError("std::bad_alloc"), 1, "infer: error: out of memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, "infer: error: out of memory"),
         (
             ImportError("libx.so: failed to map"),
             1,
