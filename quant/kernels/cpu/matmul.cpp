@@ -9,7 +9,7 @@ const int64_t MOST_JOBS = 1 << 24; /* what a pool can count */
 
 struct matmul_plan {
   const infer_group *groups;
-  int32_t count, threads;
+  int32_t count, share_shift; /* few rows: a job takes 1 / 2^share_shift of what is left, half a thread's part or less */
   const infer_matmul_kernels *kernels;
   const infer_acts *acts;
   const float *x;
@@ -42,7 +42,7 @@ strip_range strips_of_job(const matmul_plan *plan, const infer_group *group, int
     range.first = range.job * least;
   }
   for (;; range.job++) {
-    int32_t left = all - range.first, share = group->rows > FEW_ROWS ? 0 : left / (2 * plan->threads);
+    int32_t left = all - range.first, share = group->rows > FEW_ROWS ? 0 : left >> plan->share_shift;
     range.count = share > least ? share : least < left ? least : left;
     if (range.job == job || range.count == left) return range;
     range.first += range.count;
@@ -62,9 +62,13 @@ void run_job(void *context, int32_t job, int32_t) {
     (plan->groups[middle].first_job <= job ? low : high) = middle;
   }
   const infer_group *group = plan->groups + low;
-  int32_t per_range = jobs_of_range(plan, group), within = job - group->first_job;
-  strip_range strips = strips_of_job(plan, group, within % per_range);
-  int32_t row0 = within / per_range * JOB_ROWS, rows = group->rows - row0;
+  int32_t within = job - group->first_job, range = 0;
+  if (group->rows > JOB_ROWS) {
+    int32_t per_range = jobs_of_range(plan, group);
+    range = within / per_range, within %= per_range;
+  }
+  strip_range strips = strips_of_job(plan, group, within);
+  int32_t row0 = range * JOB_ROWS, rows = group->rows - row0;
   infer_tile tile = {};
   tile.w = group->w;
   tile.acts = plan->acts;
@@ -89,11 +93,12 @@ int64_t enough_strips(int32_t rows, int64_t bytes_per_strip) {
 void run_plan(infer_pool *pool, matmul_plan *plan, infer_group *groups) {
   int64_t tiles = 0, jobs = MOST_JOBS;
   plan->groups = groups;
-  plan->threads = infer_pool_threads(pool);
+  int32_t threads = infer_pool_threads(pool);
+  for (plan->share_shift = 1; 1 << plan->share_shift < 2 * threads;) plan->share_shift++;
   plan->kernels = infer_active()->matmul;
   for (int32_t i = 0; i < plan->count; i++) tiles += (int64_t)strips_of(groups[i].w) * row_jobs(groups[i].rows);
   /* at least four jobs a thread, so that a slow core holds nobody up for long, as far as strips and bytes allow */
-  int64_t most = tiles / (4 * plan->threads);
+  int64_t most = tiles / (4 * threads);
   for (int64_t factor = 1; jobs >= MOST_JOBS; factor *= 2) {
     jobs = 0;
     for (int32_t i = 0; i < plan->count; i++) {
