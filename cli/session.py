@@ -9,7 +9,7 @@ import gc
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,20 +97,23 @@ def open_model(
     from infer.runtime.preload import Preload
 
     showing = progress(f"loading {path.name}", enabled=bar and not notes.quiet)
-    with showing as update, Preload(path, engine) as preload:
-        from infer.runtime.loader import load_model
+    try:
+        with showing as update, closing(Preload(path, engine)) as preload:
+            from infer.runtime.loader import load_model
 
-        model = load_model(
-            path,
-            engine,
-            chat_template=chat_template,
-            pre=pre,
-            memo_dir=config.data_dirs().cache,
-            on_progress=update,
-            preload=preload,
-        )
-    gc.freeze()
-    gc.enable()
+            model = load_model(
+                path,
+                engine,
+                chat_template=chat_template,
+                pre=pre,
+                memo_dir=config.data_dirs().cache,
+                on_progress=update,
+                preload=preload,
+            )
+    finally:
+        if not gc.isenabled():  # `start` turned it off; what a chat loads later is collected as it comes
+            gc.freeze()
+            gc.enable()
     try:
         for warning in model.warnings:
             notes.warning(warning)

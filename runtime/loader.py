@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def load_model(
     hashes are remembered. on_progress(done, total) counts bytes of weights. Raises ModelError and its kin.
     """
     started = time.perf_counter()
-    with preload or Preload(path, config) as opened, ThreadPoolExecutor(1) as beside:
+    with closing(preload or Preload(path, config)) as opened, ThreadPoolExecutor(1) as beside:
         checkpoint, furthest = opened.checkpoint, 0
         text = beside.submit(_load_text, checkpoint.metadata, chat_template, pre)
 
@@ -103,7 +104,9 @@ def load_model(
         kernel = _create_kernel(config, device, threads)
         ctx, warnings = _context(config, model_config)
         kv_type, blocks = plan_cache(config, model_config, ctx, device)
-        ready = opened.weights(threads, progress) if kernel.name == "native" else {}
+        if kernel.name != "native":
+            opened.stop()
+        ready = opened.weights(threads, progress)
         loader = WeightLoader(checkpoint, kernel, config, progress, ready)
         try:
             model = family(model_config, loader, ctx)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from infer.quant.kernels.packing import Packing, StoredMatrix
 from infer.quant.kernels.strips import STORED, NativeWeight
@@ -19,14 +18,10 @@ _MOST_ROWS = 1 << 30
 
 
 class Preload:
-    """An open checkpoint, whose matrices are being packed if the native kernels are going to need them.
-
-    Closing it ends that and closes the files.
-    """
+    """An open checkpoint, whose matrices are being packed if the native kernels are going to need them."""
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
         """Raises ModelError and its kin, as `open_checkpoint` does."""
-        self.path, self.config = path, config
         self.checkpoint = open_checkpoint(path)
         self._packing: Packing | None = None
         if _native_is_likely(config):
@@ -40,18 +35,18 @@ class Preload:
         total = self.checkpoint.nbytes
         return self._packing.finish(threads, lambda done: on_progress(done, total))
 
+    def stop(self) -> None:
+        """End the packing and let go of what it has."""
+        packing, self._packing = self._packing, None
+        if packing is not None:
+            packing.cancel()
+
     def close(self) -> None:
-        if self._packing is not None:
-            self._packing.cancel()
-        self.checkpoint.close()
-
-    def __enter__(self) -> Preload:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
+        """Stop and close the files. May be called again. Nothing here keeps weights or vocabulary in memory then."""
+        self.stop()
+        if "checkpoint" in vars(self):
+            self.checkpoint.close()
+            del self.checkpoint
 
 
 def _native_is_likely(config: EngineConfig) -> bool:

@@ -233,15 +233,13 @@ def test_layers_that_predict_further_tokens_are_not_read(opened: Open, copied: A
     assert torch.equal(logits_of(opened(folder, kernel="float32"), ids, [20]), wanted)
 
 
-@pytest.mark.parametrize("kernel", ["float32", "native"])
+@pytest.mark.parametrize("kernel", ["float32", pytest.param("native", marks=pytest.mark.native)])
 def test_gpt_oss_in_mxfp4(opened: Open, copied: Any, kernel: str) -> None:
     """Against transformers' own expansion of the blocks; the native kernel within its precision."""
     from hf_to_gguf import build_model
     from safetensors.torch import load_file, save_file
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    if kernel == "native" and not native.available():
-        pytest.skip("the native library was not built here")
     kind, options = CASES["gpt-oss"]
     theirs = build_model(kind, **options)
     folder = copied(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -140,13 +141,13 @@ def test_the_loader_takes_what_was_packed(
 def test_a_file_that_shrank_is_an_error_that_says_so(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "model.gguf")
     size = path.stat().st_size
-    with Preload(path, EngineConfig(kernel="torch")) as preload:
+    with closing(Preload(path, EngineConfig(kernel="torch"))) as preload:
         with path.open("rb+") as file:
             file.truncate(size - 4096)
         with pytest.raises(CheckpointError, match="restore the file"):
             load_model(path, EngineConfig(kernel="native"), memo_dir=tmp_path, preload=preload)
     path = tiny_llama(tmp_path / "other.gguf")
-    with Preload(path, EngineConfig(kernel="native")) as preload:
+    with closing(Preload(path, EngineConfig(kernel="native"))) as preload:
         assert preload._packing is not None
         preload._packing.finish(1, lambda _: None)
         for stored in preload._packing._stored:
@@ -158,7 +159,7 @@ def test_without_the_library_nothing_is_begun(
     tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(abi, "library_path", lambda: tmp_path / "absent.so")
-    with Preload(tiny_llama(), EngineConfig()) as preload:
+    with closing(Preload(tiny_llama(), EngineConfig())) as preload:
         assert preload.weights(2, lambda done, total: None) == {}
 
 
