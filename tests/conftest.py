@@ -50,6 +50,23 @@ def _has_native() -> bool:
     return native.available()
 
 
+@pytest.fixture(scope="module")
+def hf_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Any]]:
+    """`hf_folder(case, dtype)`: a checkpoint folder of `hf_folders.CASES`, and transformers' model of it; not to be
+    changed."""
+    from hf_folders import folder_maker
+
+    return folder_maker(tmp_path_factory.mktemp("folders"))
+
+
+@pytest.fixture
+def hf_folder_copy(hf_folder: Callable[..., tuple[Path, Any]], tmp_path: Path) -> Callable[..., Path]:
+    """The same to be changed, as `hf_folders.folder_copier` says."""
+    from hf_folders import folder_copier
+
+    return folder_copier(hf_folder, tmp_path / "copy")
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`tiny_llama(path=None, **options)` writes a tiny random GGUF model and returns its path.

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hf_folders import folder_copier, folder_maker
 
 from infer.runtime.checkpoint.base import RawTensor
 from infer.runtime.checkpoint.folder.families import FAMILIES, Family, Translated
@@ -23,16 +22,6 @@ from infer.runtime.models.registry import resolve_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Written = Callable[..., tuple[Path, Any]]
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return folder_maker(tmp_path_factory.mktemp("folders"))
-
-
-@pytest.fixture
-def copied(written: Written, tmp_path: Path) -> Callable[..., Path]:
-    return folder_copier(written, tmp_path / "copy")
 
 
 def _error(path: Path) -> InferError:
@@ -88,8 +77,10 @@ def _error(path: Path) -> InferError:
         ({"quantization_config": {"quant_method": "gptq"}}, "quant_method is 'gptq'; this version reads bitsandbytes"),
     ],
 )  # fmt: skip
-def test_a_config_that_cannot_run_is_one_line(copied: Any, changes: dict[str, Any], message: str) -> None:
-    assert message in str(_error(copied(**changes)))
+def test_a_config_that_cannot_run_is_one_line(
+    hf_folder_copy: Any, changes: dict[str, Any], message: str
+) -> None:
+    assert message in str(_error(hf_folder_copy(**changes)))
 
 
 @pytest.mark.parametrize(
@@ -117,13 +108,13 @@ def test_a_config_that_cannot_run_is_one_line(copied: Any, changes: dict[str, An
     ],
 )  # fmt: skip
 def test_what_a_family_cannot_run_is_one_line(
-    copied: Any, case: str, changes: dict[str, Any], message: str
+    hf_folder_copy: Any, case: str, changes: dict[str, Any], message: str
 ) -> None:
-    assert message in str(_error(copied(case, **changes)))
+    assert message in str(_error(hf_folder_copy(case, **changes)))
 
 
-def test_bad_json_is_one_line(copied: Any) -> None:
-    folder = copied()
+def test_bad_json_is_one_line(hf_folder_copy: Any) -> None:
+    folder = hf_folder_copy()
     path = folder / "config.json"
     whole = path.read_text()
     for text, message in {
@@ -142,9 +133,9 @@ def test_bad_json_is_one_line(copied: Any) -> None:
         assert message in str(_error(folder))
 
 
-def test_code_that_transformers_has_itself_is_not_needed(copied: Any) -> None:
+def test_code_that_transformers_has_itself_is_not_needed(hf_folder_copy: Any) -> None:
     """Phi 3's repositories name their own classes, from before transformers knew them; the files are never read."""
-    folder = copied(
+    folder = hf_folder_copy(
         "phi3",
         auto_map={"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "x.Phi3ForCausalLM"},
     )
@@ -162,14 +153,14 @@ def test_code_that_transformers_has_itself_is_not_needed(copied: Any) -> None:
         ("tokenizer.json", "neither tokenizer.json nor tokenizer.model"),
     ],
 )
-def test_a_missing_file_is_named(copied: Any, name: str, message: str) -> None:
-    folder = copied()
+def test_a_missing_file_is_named(hf_folder_copy: Any, name: str, message: str) -> None:
+    folder = hf_folder_copy()
     (folder / name).unlink()
     assert message in str(_error(folder))
 
 
-def test_pickles_are_refused(copied: Any) -> None:
-    folder = copied()
+def test_pickles_are_refused(hf_folder_copy: Any) -> None:
+    folder = hf_folder_copy()
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     error = _error(folder)
     assert isinstance(error, UnsupportedModelError)
@@ -189,8 +180,8 @@ def test_pickles_are_refused(copied: Any) -> None:
     assert "is a PyTorch checkpoint (pickle)" in str(_error(folder))
 
 
-def test_a_file_cut_after_opening_is_an_error(copied: Any) -> None:
-    folder = copied()
+def test_a_file_cut_after_opening_is_an_error(hf_folder_copy: Any) -> None:
+    folder = hf_folder_copy()
     with open_checkpoint(folder) as checkpoint:
         tensor = checkpoint.tensors["output_norm.weight"]
         buffer = bytearray(tensor.nbytes)
@@ -233,19 +224,21 @@ HUB = {
         ("gpt-oss", {"experts_per_token": 3, "initial_context_length": 4096, "swiglu_alpha": ..., "head_dim": 32}),
     ],
 )  # fmt: skip
-def test_keys_that_repositories_carry_are_no_obstacle(copied: Any, case: str, extra: dict[str, Any]) -> None:
-    with open_checkpoint(copied(case, **{**HUB, **extra})) as checkpoint:
+def test_keys_that_repositories_carry_are_no_obstacle(
+    hf_folder_copy: Any, case: str, extra: dict[str, Any]
+) -> None:
+    with open_checkpoint(hf_folder_copy(case, **{**HUB, **extra})) as checkpoint:
         resolve_model(checkpoint)
 
 
-def test_reading_does_not_import_torch_or_numpy(written: Written) -> None:
+def test_reading_does_not_import_torch_or_numpy(hf_folder: Written) -> None:
     code = (
         "import sys; from pathlib import Path; from infer.runtime.checkpoint.open import open_checkpoint\n"
         "from infer.runtime.tokenizer.load import load_tokenizer\n"
         "with open_checkpoint(Path(sys.argv[1])) as checkpoint: load_tokenizer(checkpoint.metadata)\n"
         "print({'torch', 'numpy', 'transformers', 'safetensors'} & set(sys.modules))"
     )
-    command = [sys.executable, "-c", code, str(written("llama")[0])]
+    command = [sys.executable, "-c", code, str(hf_folder("llama")[0])]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

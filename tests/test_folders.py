@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_folders import CASES, EXPERTS, WINDOW, folder_copier, folder_maker, write_folder
+from hf_folders import CASES, EXPERTS, WINDOW, write_folder
 from logits import logits_of, prompt_ids
 
 from infer.quant.kernels import native
@@ -28,25 +28,15 @@ Open = Callable[..., LoadedModel]
 Written = Callable[..., tuple[Path, Any]]
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return folder_maker(tmp_path_factory.mktemp("folders"))
-
-
 @pytest.fixture
 def opened(open_model: Open) -> Open:
     return partial(open_model, ctx=512, prefix_cache=False)
 
 
-@pytest.fixture
-def copied(written: Written, tmp_path: Path) -> Callable[..., Path]:
-    return folder_copier(written, tmp_path / "copy")
-
-
 @pytest.mark.parametrize("kernel", ["float32", pytest.param("native", marks=pytest.mark.native)])
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_transformers(written: Written, opened: Open, case: str, kernel: str) -> None:
-    path, theirs = written(case)
+def test_logits_equal_transformers(hf_folder: Written, opened: Open, case: str, kernel: str) -> None:
+    path, theirs = hf_folder(case)
     ids = prompt_ids(5 * WINDOW)
     with torch.inference_mode():
         wanted = theirs(torch.tensor([ids])).logits[0]
@@ -54,11 +44,13 @@ def test_logits_equal_transformers(written: Written, opened: Open, case: str, ke
     assert (found - wanted).abs().max() <= 1e-4 * (wanted.max() - wanted.min())
 
 
-def test_older_spellings_of_the_rope_mean_the_same(written: Written, opened: Open, copied: Any) -> None:
+def test_older_spellings_of_the_rope_mean_the_same(
+    hf_folder: Written, opened: Open, hf_folder_copy: Any
+) -> None:
     """config.json as transformers 4 wrote it."""
     ids = prompt_ids(60)
     for case in ("llama, yarn", "llama, llama3", "gemma3", "phi3, long"):
-        path, _ = written(case)
+        path, _ = hf_folder(case)
         new = json.loads((path / "config.json").read_text())["rope_parameters"]
         full = dict(new.get("full_attention", new))
         kind = full.pop("rope_type")
@@ -67,24 +59,24 @@ def test_older_spellings_of_the_rope_mean_the_same(written: Written, opened: Ope
             old["rope_local_base_freq"] = new["sliding_attention"]["rope_theta"]
         if partial := full.pop("partial_rotary_factor", None):
             old["partial_rotary_factor"] = partial
-        folder = copied(case, **old, rope_scaling={**full, "type": kind})
+        folder = hf_folder_copy(case, **old, rope_scaling={**full, "type": kind})
         wanted, found = (logits_of(opened(p, kernel="float32"), ids, [60]) for p in (path, folder))
         assert torch.equal(found, wanted), case
         shutil.rmtree(folder)
 
 
-def test_dynamic_rope_scaling_ends_at_the_context(written: Written, open_model: Open) -> None:
-    path, _ = written("llama, dynamic")
+def test_dynamic_rope_scaling_ends_at_the_context(hf_folder: Written, open_model: Open) -> None:
+    path, _ = hf_folder("llama, dynamic")
     with pytest.raises(UsageError, match=r"--ctx 513 is past the 512 positions .* give --ctx 512 or less"):
         open_model(path, ctx=513)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_runs_as_it_is(written: Written, opened: Open, dtype: torch.dtype) -> None:
+def test_half_precision_runs_as_it_is(hf_folder: Written, opened: Open, dtype: torch.dtype) -> None:
     from transformers import AutoModelForCausalLM
 
     for case in ("gemma2", "phi3", "gpt-oss"):
-        path, _ = written(case, dtype)
+        path, _ = hf_folder(case, dtype)
         ids = prompt_ids(60)
         theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
         with torch.inference_mode():
@@ -96,8 +88,8 @@ def test_half_precision_runs_as_it_is(written: Written, opened: Open, dtype: tor
             assert model.quantization.startswith({torch.bfloat16: "BF16", torch.float16: "F16"}[dtype])
 
 
-def test_shards_are_one_model(written: Written, opened: Open, tmp_path: Path) -> None:
-    path, theirs = written("qwen2")
+def test_shards_are_one_model(hf_folder: Written, opened: Open, tmp_path: Path) -> None:
+    path, theirs = hf_folder("qwen2")
     sharded = write_folder(tmp_path / "sharded", theirs, max_shard_size="150KB")
     assert len(list(sharded.glob("model-*.safetensors"))) > 2
     ids = prompt_ids(40)
@@ -132,9 +124,9 @@ def _answer(model: LoadedModel, prompts: dict[str, tuple[int, ...]]) -> tuple[li
 @pytest.mark.parametrize("quant", [None, "int8", "int4"])
 @pytest.mark.parametrize("case", ["llama, llama3", "gemma3", "phi3"])
 def test_chunks_company_and_a_cache_hit_change_no_bit(
-    written: Written, opened: Open, case: str, quant: str | None
+    hf_folder: Written, opened: Open, case: str, quant: str | None
 ) -> None:
-    path, _ = written(case)
+    path, _ = hf_folder(case)
     prompt = prompt_ids(2 * BLOCK_SIZE + 20)
     tokens, logits = _answer(opened(path, quant=quant), {"a": prompt})
     assert len(logits) == 5
@@ -151,8 +143,8 @@ def test_chunks_company_and_a_cache_hit_change_no_bit(
     assert warm.engine.cached_tokens("a") >= 2 * BLOCK_SIZE
 
 
-def test_the_models_settings_are_the_defaults(copied: Any, opened: Open) -> None:
-    folder = copied()
+def test_the_models_settings_are_the_defaults(hf_folder_copy: Any, opened: Open) -> None:
+    folder = hf_folder_copy()
     settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
     (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [3, 4]}))
     model = opened(folder)
@@ -168,8 +160,8 @@ def test_the_models_settings_are_the_defaults(copied: Any, opened: Open) -> None
     assert model.chat_template.render_text([{"role": "user", "content": "hi"}]) == "hi!"
 
 
-def test_the_fingerprint_follows_every_file(copied: Any, opened: Open) -> None:
-    folder = copied()
+def test_the_fingerprint_follows_every_file(hf_folder_copy: Any, opened: Open) -> None:
+    folder = hf_folder_copy()
     seen = {opened(folder).fingerprint}
     for name, old, new in [
         ("config.json", "1e-06", "1e-05"),
@@ -189,8 +181,8 @@ def _infer(home: Path, *arguments: str, stdin: str = "") -> subprocess.Completed
     )  # fmt: skip
 
 
-def test_the_commands_take_a_folder(copied: Any, tmp_path: Path) -> None:
-    folder = str(copied("qwen3"))
+def test_the_commands_take_a_folder(hf_folder_copy: Any, tmp_path: Path) -> None:
+    folder = str(hf_folder_copy("qwen3"))
     home = tmp_path / "home"
     shown = _infer(home, "show", folder, "--json")
     facts = json.loads(shown.stdout)
@@ -212,19 +204,19 @@ def test_the_commands_take_a_folder(copied: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", sorted({*EXPERTS} - {"gpt-oss"}))
 def test_experts_stored_together_are_the_same_model(
-    written: Written, opened: Open, tmp_path: Path, case: str
+    hf_folder: Written, opened: Open, tmp_path: Path, case: str
 ) -> None:
-    path, theirs = written(case)
+    path, theirs = hf_folder(case)
     fused = write_folder(tmp_path / "fused", theirs, save_original_format=False)
     ids = prompt_ids(40)
     apart, together = (logits_of(opened(p, kernel="float32"), ids, [40]) for p in (path, fused))
     assert torch.equal(apart, together)
 
 
-def test_layers_that_predict_further_tokens_are_not_read(opened: Open, copied: Any) -> None:
+def test_layers_that_predict_further_tokens_are_not_read(opened: Open, hf_folder_copy: Any) -> None:
     from safetensors.torch import load_file, save_file
 
-    folder = copied("deepseek3")
+    folder = hf_folder_copy("deepseek3")
     ids = prompt_ids(20)
     wanted = logits_of(opened(folder, kernel="float32"), ids, [20])
     file = folder / "model.safetensors"
@@ -234,7 +226,7 @@ def test_layers_that_predict_further_tokens_are_not_read(opened: Open, copied: A
 
 
 @pytest.mark.parametrize("kernel", ["float32", pytest.param("native", marks=pytest.mark.native)])
-def test_gpt_oss_in_mxfp4(opened: Open, copied: Any, kernel: str) -> None:
+def test_gpt_oss_in_mxfp4(opened: Open, hf_folder_copy: Any, kernel: str) -> None:
     """Against transformers' own expansion of the blocks; the native kernel within its precision."""
     from hf_to_gguf import build_model
     from safetensors.torch import load_file, save_file
@@ -242,7 +234,7 @@ def test_gpt_oss_in_mxfp4(opened: Open, copied: Any, kernel: str) -> None:
 
     kind, options = CASES["gpt-oss"]
     theirs = build_model(kind, **options)
-    folder = copied(
+    folder = hf_folder_copy(
         "gpt-oss", quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     )
     file = folder / "model.safetensors"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_folders import folder_copier, folder_maker
+from hf_folders import folder_copier
 from logits import logits_of, prompt_ids
 from safetensors.torch import load_file, save_file
 
@@ -46,16 +46,6 @@ def _quantized(weight: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, 
 def _plane(part: torch.Tensor) -> Plane:
     data = part.contiguous().view(torch.uint8).flatten()
     return lambda start, count: data[start : start + count].clone()
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return folder_maker(tmp_path_factory.mktemp("folders"))
-
-
-@pytest.fixture
-def copied(written: Written, tmp_path: Path) -> Callable[..., Path]:
-    return folder_copier(written, tmp_path / "copy")
 
 
 @pytest.fixture
@@ -95,23 +85,23 @@ def test_rows_are_those_of_torch(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kernel", ["float32", "torch", pytest.param("native", marks=pytest.mark.native)])
 @pytest.mark.parametrize("case", ["qwen3", "qwen3moe", "deepseek3"])
 def test_a_folder_of_fp8_is_the_model_of_its_values(
-    written: Written, copied: Any, opened: Open, tmp_path: Path, case: str, kernel: str
+    hf_folder: Written, hf_folder_copy: Any, opened: Open, tmp_path: Path, case: str, kernel: str
 ) -> None:
-    folder = copied(case, quantization_config=FP8)
+    folder = hf_folder_copy(case, quantization_config=FP8)
     plain = _convert(folder, torch.float32 if case == "deepseek3" else torch.bfloat16)
     model = opened(folder, kernel=kernel, kv_type="f32")
     ids = prompt_ids(40)
     found = logits_of(model, ids, [30, *[1] * 10])
     assert "F8_E4M3" in model.quantization
     assert sum("F8_E4M3 weights are unpacked on load" in line for line in model.warnings) == 1
-    other = folder_copier(written, tmp_path / "plain")(case)
+    other = folder_copier(hf_folder, tmp_path / "plain")(case)
     save_file(plain, other / "model.safetensors")
     wanted = logits_of(opened(other, kernel=kernel, kv_type="f32"), ids, [30, *[1] * 10])
     assert torch.equal(found, wanted)
 
 
-def test_quantized_on_load(copied: Any, opened: Open) -> None:
-    folder = copied("qwen3", quantization_config=FP8)
+def test_quantized_on_load(hf_folder_copy: Any, opened: Open) -> None:
+    folder = hf_folder_copy("qwen3", quantization_config=FP8)
     _convert(folder, torch.float32)
     for quant in ("int8", "int4"):
         model = opened(folder, quant=quant)
@@ -128,13 +118,13 @@ def test_quantized_on_load(copied: Any, opened: Open) -> None:
     ],
 )
 def test_other_settings_are_refused(
-    copied: Any, tmp_path: Path, changes: dict[str, Any], message: str
+    hf_folder_copy: Any, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    _refused(copied("qwen3", quantization_config={**FP8, **changes}), message, tmp_path)
+    _refused(hf_folder_copy("qwen3", quantization_config={**FP8, **changes}), message, tmp_path)
 
 
-def test_weights_and_scales_that_do_not_fit(copied: Any, tmp_path: Path) -> None:
-    folder = copied("qwen3", quantization_config=FP8)
+def test_weights_and_scales_that_do_not_fit(hf_folder_copy: Any, tmp_path: Path) -> None:
+    folder = hf_folder_copy("qwen3", quantization_config=FP8)
     _convert(folder, torch.float32)
     file, name = folder / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
     whole = load_file(file)
