@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from infer.cli.extract import ANY, FencedBlock
-from infer.cli.render import TerminalText, is_terminal, sanitize
+from infer.cli.render import TerminalText, is_terminal, sanitize, without_surrogates
 from infer.cli.signals import held
 from infer.cli.thinking import ThoughtsOnStderr, ThoughtsOnTerminal
 from infer.runtime.errors import InferError, OutputError
@@ -36,7 +36,6 @@ _GONE = (errno.EPIPE, errno.ECONNRESET)
 # A pipe that select calls writable takes this many bytes without blocking, so a write can be short and held.
 _ATOMIC: int = getattr(select, "PIPE_BUF", 1 << 16)
 _JSON_ESCAPES = {code: f"\\u{code:04x}" for code in (0x7F, *range(0x80, 0xA0), 0x2028, 0x2029)}
-_JSON_ESCAPES.update(dict.fromkeys(range(0xD800, 0xE000), "\ufffd"))
 
 
 class ReaderGone(Exception):
@@ -342,7 +341,7 @@ class JsonLinesAnswer(JsonAnswer):
 def json_line(value: object) -> bytes:
     """One line of JSON in UTF-8, safe on a terminal: no control character, no surrogate, no NaN in it."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return (text.translate(_JSON_ESCAPES) + "\n").encode("utf-8")
+    return (without_surrogates(text.translate(_JSON_ESCAPES)) + "\n").encode("utf-8")
 
 
 class Relay:

@@ -7,6 +7,7 @@ or `TerminalText` (text that arrives in pieces) and is then written as it is. ri
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ _KEPT = "\t\n"
 _VISIBLE: dict[int, int] = {code: 0x2400 + code for code in range(0x20) if chr(code) not in _KEPT}
 _VISIBLE[0x7F] = 0x2421
 _VISIBLE.update(dict.fromkeys(range(128, 160), 65533))
-_VISIBLE.update(dict.fromkeys(range(55296, 57344), 65533))
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _ONE_LINE = {**_VISIBLE, 0x09: 0x20, 0x0A: 0x20, 0x0D: 0x20, 0x2028: 0x20, 0x2029: 0x20}
 
 
@@ -35,12 +36,17 @@ def sanitize(text: str) -> str:
 
     The result holds no ESC, no C0, no DEL, no C1 and no surrogate, so no terminal acts on any part of it.
     """
-    return text.replace("\r\n", "\n").translate(_VISIBLE)
+    return without_surrogates(text.replace("\r\n", "\n").translate(_VISIBLE))
 
 
 def one_line(text: str) -> str:
     """`sanitize`, with line breaks and tabs as spaces: for messages that must stay on one line."""
-    return text.replace("\r\n", " ").translate(_ONE_LINE)
+    return without_surrogates(text.replace("\r\n", " ").translate(_ONE_LINE))
+
+
+def without_surrogates(text: str) -> str:
+    """The text with U+FFFD in place of lone surrogates. (Among the tables above they would take half a megabyte.)"""
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 class TerminalText:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
 import torch
 
 from infer.quant.kernels.base import WeightKernel
@@ -102,8 +103,8 @@ def create_ops(kernel: WeightKernel, cache: PagedKVCache) -> Ops:
 def kv_identity(
     weights: str, shape: ModelConfig, kernel: WeightKernel, cache: PagedKVCache, quant: str | None
 ) -> KVIdentity:
-    """Everything that decides a K or V. The native library counts by its own bytes, and torch always, since the rope
-    tables are its work."""
+    """Everything that decides a K or V. The native library counts by its own bytes; torch rounds weights on load, and
+    numpy makes the rope tables."""
     version = str(kernel.version)
     if isinstance(kernel, NativeKernel):
         version += "-" + hashlib.sha256(library_path().read_bytes()).hexdigest()[:16]
@@ -117,6 +118,7 @@ def kv_identity(
         kernel=kernel.name,
         kernel_version=version,
         torch=torch.__version__,
+        numpy=np.__version__,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from pathlib import Path
 
@@ -66,10 +65,3 @@ def available_memory(device: torch.device) -> int:
     except (OSError, ValueError, IndexError):
         pass
     return 8 << 30
-
-
-def release_memory() -> None:
-    """Give back what the C library holds free: loading a vocabulary of 150,000 tokens leaves 30 MB behind."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -20,9 +20,10 @@ from infer.runtime.assembly import build_engine, plan_cache
 from infer.runtime.checkpoint.base import Checkpoint
 from infer.runtime.checkpoint.metadata import get_float, get_int
 from infer.runtime.config import EngineConfig, ModelConfig
-from infer.runtime.device import available_cores, release_memory, resolve_device
+from infer.runtime.device import available_cores, resolve_device
 from infer.runtime.engine import Engine
 from infer.runtime.errors import ModelError, UsageError
+from infer.runtime.heap import keep_much
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.models.base import WeightLoader
 from infer.runtime.models.registry import resolve_model
@@ -135,7 +136,7 @@ def load_model(
                 f"--quant {config.quant} rounds float weights, and this file has none: it runs as stored",
             )
     del opened, checkpoint, loader, ready  # and with them the vocabulary's strings
-    release_memory()
+    keep_much()
     if tokenizer.vocab_size != model_config.vocab_size:
         warnings += (
             f"the vocabulary has {tokenizer.vocab_size} tokens, the model's table {model_config.vocab_size}",

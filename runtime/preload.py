@@ -13,6 +13,7 @@ from infer.quant.kernels.strips import STORED, NativeWeight
 from infer.runtime.checkpoint.base import Checkpoint
 from infer.runtime.checkpoint.open import open_checkpoint
 from infer.runtime.config import EngineConfig
+from infer.runtime.heap import keep_little
 
 _MOST_ROWS = 1 << 30
 
@@ -22,6 +23,7 @@ class Preload:
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
         """Raises ModelError and its kin, as `open_checkpoint` does."""
+        keep_little()
         self.checkpoint = open_checkpoint(path)
         self._packing: Packing | None = None
         if _native_is_likely(config):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HubTokenizer
 
+from infer.runtime.checkpoint.arrays import NumberArray, TextArray
 from infer.runtime.errors import ContextLengthError, TokenizerError
 from infer.runtime.tokenizer.base import Tokenizer
 from infer.runtime.tokenizer.bpe import MAX_PART, BPETokenizer, tells_words_apart
@@ -502,10 +503,9 @@ def test_the_real_smollm2_equals_transformers(smollm2_path: Path) -> None:
     from infer.runtime.checkpoint.open import open_checkpoint
 
     data = open_checkpoint(smollm2_path).metadata
-    tokens, merges, types = (data[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges", "token_type"))
-    assert isinstance(tokens, list)
-    assert isinstance(merges, list)
-    assert isinstance(types, list)
+    tokens, merges = (TextArray.of(data[f"tokenizer.ggml.{key}"]) for key in ("tokens", "merges"))  # type: ignore[arg-type]
+    types = data["tokenizer.ggml.token_type"]
+    assert isinstance(types, NumberArray)
     hub = HubTokenizer(
         models.BPE(
             vocab={token: index for index, token in enumerate(tokens)},

@@ -46,7 +46,8 @@ class RawTensor:
 
 
 class Checkpoint(abc.ABC):
-    """An open model. Metadata values are Python int, float, bool, str or list of one of these.
+    """An open model. Metadata values are Python int, float, bool, str or an array of one of these: a list, or what
+    `arrays` has in place of a long one.
 
     files: everything the model is made of, in a fixed order; their bytes are its identity.
     """

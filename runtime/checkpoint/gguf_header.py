@@ -16,20 +16,22 @@ import struct
 import sys
 from array import array
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
+from infer.runtime.checkpoint.arrays import NumberArray, TextArray
 from infer.runtime.checkpoint.base import RawTensor
 from infer.runtime.checkpoint.files import ModelFile
 from infer.runtime.checkpoint.gguf_types import REMOVED_TENSOR_TYPES, TENSOR_TYPES
 from infer.runtime.checkpoint.printable import shown, shown_path
 from infer.runtime.errors import CheckpointError, UnsupportedModelError
 
-# Largest header parsed. The largest vocabularies in use take about 30 MiB; a header of 256 MiB takes at most
-# 2.5 GiB as Python objects.
+# Largest header parsed. The largest vocabularies in use take about 30 MiB; a header of 256 MiB that is one array of
+# flags takes 2 GiB as a list.
 MAX_HEADER = 256 << 20
 
 _FIRST_READ = 1 << 20
-_BATCH = 4096  # strings decoded at a time
+_BATCH = 4096  # strings cut out at a time
 _MAX_NAME = 65535
 _DEFAULT_ALIGNMENT = 32
 
@@ -119,7 +121,7 @@ class _Parser:
             start = self.take(scalar.size)
             return scalar.unpack_from(self.data, start)[0]
         if kind == _STRING:
-            return self.strings(1)[0]
+            return self.byte_strings(1)[0].decode("utf-8", "surrogateescape")
         if kind == _BOOL:
             return self.bools(1)[0]
         if kind != _ARRAY:
@@ -135,14 +137,14 @@ class _Parser:
             raise self.damaged(f"{self.part} is an array of arrays, which no model uses")
         raise self.damaged(f"{self.part} is an array of unknown value type {element}")
 
-    def numbers(self, kind: int, count: int) -> list[int] | list[float]:
+    def numbers(self, kind: int, count: int) -> NumberArray[int] | NumberArray[float]:
         size = count * _SCALARS[kind].size
         start = self.take(size)
         values = array(_NUMBERS[kind])
         values.frombytes(memoryview(self.data)[start : start + size])
         if sys.byteorder == "big":
             values.byteswap()
-        return values.tolist()
+        return NumberArray(values)
 
     def bools(self, count: int) -> list[bool]:
         start = self.take(count)
@@ -151,12 +153,17 @@ class _Parser:
             raise self.damaged(f"{self.part} holds a bool that is neither 0 nor 1")
         return list(map(bool, values))
 
-    def strings(self, count: int) -> list[str]:
+    def strings(self, count: int) -> TextArray:
         self.require(8 * count)
-        values: list[str] = []
-        while len(values) < count:
-            values += _decoded(self.byte_strings(min(count - len(values), _BATCH)))
-        return values
+        starts, end = array("I", [0]), 0
+        pieces: list[bytes] = []
+        for done in range(0, count, _BATCH):
+            texts = self.byte_strings(min(count - done, _BATCH))
+            ends = list(accumulate(map(len, texts), initial=end))
+            starts.extend(ends[1:])
+            end = ends[-1]
+            pieces.append(b"".join(texts))
+        return TextArray(b"".join(pieces), starts)
 
     def byte_strings(self, count: int) -> list[bytes]:
         # A vocabulary has hundreds of thousands of strings: nothing here but one unpack and one slice each.
@@ -292,14 +299,6 @@ class _Parser:
         return CheckpointError(
             f"{shown_path(self.file.path)}: damaged GGUF file: {text}; use another copy of it"
         )
-
-
-def _decoded(values: list[bytes]) -> list[str]:
-    """The strings, decoded in one call unless one of them holds the NUL that joins them."""
-    texts = b"\x00".join(values).decode("utf-8", "surrogateescape").split("\x00")
-    if len(texts) == len(values):
-        return texts
-    return [value.decode("utf-8", "surrogateescape") for value in values]
 
 
 def _padded(position: int, alignment: int) -> int:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar, cast, overload
 
+from infer.runtime.checkpoint.arrays import NumberArray, TextArray
 from infer.runtime.checkpoint.base import ValueType
 from infer.runtime.checkpoint.printable import shown
 from infer.runtime.errors import CheckpointError
@@ -33,6 +34,8 @@ _TYPES: dict[type, ValueType] = {
     float: ValueType.FLOAT,
     str: ValueType.STR,
     list: ValueType.ARRAY,
+    TextArray: ValueType.ARRAY,
+    NumberArray: ValueType.ARRAY,
 }
 
 
@@ -94,14 +97,14 @@ def get_list(metadata: Metadata, key: str, kind: type[T]) -> list[T]: ...
 @overload
 def get_list(metadata: Metadata, key: str, kind: type[T], *, default: D) -> list[T] | D: ...
 def get_list(metadata: Metadata, key: str, kind: type[T], *, default: object = _REQUIRED) -> object:
-    """The array under `key`, every element of type `kind`: the stored list itself, not to be changed.
+    """The array under `key`, every element of type `kind`; not to be changed.
 
     CheckpointError when it is no array, holds another type, or is missing without a default.
     """
     value = _get(metadata, key, list, default)
     if key not in metadata:
         return value
-    items = cast(list[object], value)
+    items = value if isinstance(value, list) else list(cast(Sequence[object], value))
     others = set(map(type, items)) - {kind}
     if others:
         found = " and ".join(
@@ -119,7 +122,7 @@ def _get(metadata: Metadata, key: str, kind: type, default: object) -> object:
             )
         return default
     value = metadata[key]
-    if type(value) is not kind:
+    if value_type(value) is not _TYPES[kind]:
         raise _wrong_type(key, _TYPES[kind].value, value_type(value).value)
     return value
 

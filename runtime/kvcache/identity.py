@@ -17,8 +17,8 @@ class KVIdentity:
 
     weights: sha256 of the model's files. rope: fields of RopeConfig. layout: what the cache holds of one position, in
     words. quantization: "as stored", or what float weights were quantized to on load. kernel and kernel_version: the
-    code that computes. torch: its version where torch computes, else "". adapter: sha256 of an adapter's file, ""
-    without one.
+    code that computes. torch, numpy: versions of what else computes, "" for what does not. adapter: sha256 of an
+    adapter's file, "" without one.
     """
 
     weights: str
@@ -30,6 +30,7 @@ class KVIdentity:
     kernel: str
     kernel_version: str
     torch: str = ""
+    numpy: str = ""
     adapter: str = ""
 
     def parts(self) -> dict[str, object]:

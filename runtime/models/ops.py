@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from infer.quant.kernels.weight import PackedWeight
@@ -42,18 +44,18 @@ class Norm:
 class RopeTable:
     """cos and sin, float32 [positions, dim / 2]; pairing as in RopeConfig.
 
-    rows(start, stop) computes cos and sin of these positions. On the CPU rows are filled as positions come into use:
-    a context of 32,768 would cost 17 MB and 45 ms at every start. `ready` makes them.
+    rows(start, stop) computes cos and sin of these positions, float64. On the CPU rows are filled as positions come
+    into use: a context of 32,768 would cost 17 MB and 45 ms at every start. `ready` makes them.
     """
 
-    _STEP = 1024  # rows at a time: always the same ones together, whatever the context
+    _STEP = 256  # rows at a time: always the same ones together, whatever the context
 
     def __init__(
         self,
         shape: tuple[int, int],
         pairing: str,
         device: torch.device,
-        rows: Callable[[int, int], tuple[torch.Tensor, torch.Tensor]],
+        rows: Callable[[int, int], tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]],
     ) -> None:
         self.cos = torch.empty(shape, dtype=torch.float32, device=device)
         self.sin = torch.empty(shape, dtype=torch.float32, device=device)
@@ -71,7 +73,7 @@ class RopeTable:
             for table, values in zip(
                 (self.cos, self.sin), self._rows(target.start, target.start + self._STEP), strict=True
             ):
-                table[target] = values[: target.stop - target.start]
+                table[target] = torch.from_numpy(values[: target.stop - target.start].astype(np.float32))
             self._filled = target.stop
 
 

@@ -1,13 +1,20 @@
-"""Tables of rotary position embeddings and their context extensions."""
+"""Tables of rotary position embeddings and their context extensions.
+
+In numpy, not torch: the code of the first operations that torch runs takes 4 MiB of memory.
+"""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from infer.runtime.config import RopeConfig
 from infer.runtime.models.ops import RopeTable
+
+Frequencies = npt.NDArray[np.float64]
 
 
 def rope_table(
@@ -15,20 +22,19 @@ def rope_table(
 ) -> RopeTable:
     """factors: the file's own divisors of the frequencies (`rope_freqs`, `rope_factors_long`), float32 [dim / 2].
     Computed in float64."""
-    exponents = torch.arange(0, config.dim, 2, dtype=torch.float64) / config.dim
-    inverse = config.base**-exponents
+    inverse: Frequencies = config.base ** -(np.arange(0, config.dim, 2, dtype=np.float64) / config.dim)
     if factors is not None:
-        inverse = inverse / factors.double()
+        inverse = inverse / factors.cpu().numpy().astype(np.float64)
     inverse, magnitude = _scaled(config, inverse)
 
-    def rows(start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = torch.arange(start, stop, dtype=torch.float64).unsqueeze(1) * inverse
-        return torch.cos(angles) * magnitude, torch.sin(angles) * magnitude
+    def rows(start: int, stop: int) -> tuple[Frequencies, Frequencies]:
+        angles = np.arange(start, stop, dtype=np.float64)[:, np.newaxis] * inverse
+        return np.cos(angles) * magnitude, np.sin(angles) * magnitude
 
     return RopeTable((positions, config.dim // 2), config.pairing, device, rows)
 
 
-def _scaled(config: RopeConfig, inverse: torch.Tensor) -> tuple[torch.Tensor, float]:
+def _scaled(config: RopeConfig, inverse: Frequencies) -> tuple[Frequencies, float]:
     magnitude = 1.0 if config.attention_factor is None else config.attention_factor
     if config.scaling == "linear":
         return inverse / config.factor, magnitude
@@ -39,16 +45,16 @@ def _scaled(config: RopeConfig, inverse: torch.Tensor) -> tuple[torch.Tensor, fl
     return inverse, magnitude
 
 
-def _llama3(config: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
+def _llama3(config: RopeConfig, inverse: Frequencies) -> Frequencies:
     """Llama 3.1: long waves are stretched by the factor, short ones kept, those between blended."""
     original = config.original_context or 0
     waves = 2 * math.pi / inverse
     blend = (original / waves - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
-    blend = blend.clamp(0, 1)
+    blend = blend.clip(0, 1)
     return inverse / config.factor * (1 - blend) + inverse * blend
 
 
-def _yarn(config: RopeConfig, inverse: torch.Tensor) -> tuple[torch.Tensor, float]:
+def _yarn(config: RopeConfig, inverse: Frequencies) -> tuple[Frequencies, float]:
     """arXiv 2309.00071, sections 3.2 and 3.4: "NTK by parts" and the attention temperature."""
     original = config.original_context or 0
 
@@ -59,8 +65,8 @@ def _yarn(config: RopeConfig, inverse: torch.Tensor) -> tuple[torch.Tensor, floa
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.dim - 1)
-    ramp = (torch.arange(len(inverse), dtype=torch.float64) - low) / max(high - low, 1e-3)
-    keep = 1 - ramp.clamp(0, 1)
+    ramp = (np.arange(len(inverse), dtype=np.float64) - low) / max(high - low, 1e-3)
+    keep = 1 - ramp.clip(0, 1)
     magnitude = config.attention_factor
     if magnitude is None:
         magnitude = 0.1 * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from infer.runtime.checkpoint.arrays import TextArray
 from infer.runtime.checkpoint.base import Checkpoint
 
 T = TypeVar("T", int, str)
@@ -118,7 +119,7 @@ def summarize(checkpoint: Checkpoint) -> ModelSummary:
         embedding_length=size("embedding_length"),
         head_count=size("attention.head_count"),
         head_count_kv=size("attention.head_count_kv"),
-        vocab_size=len(tokens) if isinstance(tokens, list) else size("vocab_size"),
+        vocab_size=len(tokens) if isinstance(tokens, list | TextArray) else size("vocab_size"),
         tokenizer=f"{kind}/{pre}" if kind and pre else kind,
         chat_template=_value(metadata, "tokenizer.chat_template", str),
         license=_value(metadata, "general.license", str),

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from infer.runtime.checkpoint.arrays import TextArray
 from infer.runtime.errors import ContextLengthError, TokenizerError
+from infer.runtime.tokenizer.ascii_words import ASCIIWords
 from infer.runtime.tokenizer.base import VocabularyTokenizer, refuse_surrogates
 from infer.runtime.tokenizer.literals import LiteralMatcher
 from infer.runtime.tokenizer.pretokenizers import FAMILIES, PRETOKENIZERS, PreTokenizer
-from infer.runtime.tokenizer.vocabulary import PREFIX, TokenType, Vocabulary, read_list, read_scalar
+from infer.runtime.tokenizer.vocabulary import PREFIX, TokenType, Vocabulary, read_scalar, read_texts
+from infer.runtime.tokenizer.word_merges import WordMerges
 
 if TYPE_CHECKING:
     import tokenizers
@@ -34,6 +37,11 @@ _LINES = re.compile(r"(?<=\S)\n(?=[A-Za-z])")
 _WORDS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 
 
+# A text of so many characters is worth the library's tables, 0.3 s and 60 MiB for 150,000 tokens; a shorter one is
+# merged here, where a vocabulary needs neither.
+LONG_TEXT = 1 << 17
+
+
 class BPETokenizer(VocabularyTokenizer):
     """A vocabulary with merges.
 
@@ -41,7 +49,7 @@ class BPETokenizer(VocabularyTokenizer):
     (TokenType.USER_DEFINED) always, unused ones never. Bytes without a token are left out, with one warning.
     """
 
-    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], pre: PreTokenizer, name: str) -> None:
+    def __init__(self, vocabulary: Vocabulary, merges: TextArray, pre: PreTokenizer, name: str) -> None:
         """name: of the pre-tokenizer, for `kind`. Raises TokenizerError for merges that do not fit."""
         super().__init__(vocabulary, f"bpe ({name})")
         self.add_bos = pre.add_bos if vocabulary.add_bos is None else vocabulary.add_bos
@@ -56,14 +64,17 @@ class BPETokenizer(VocabularyTokenizer):
             self._with_special = LiteralMatcher(self._special_ids)
         except ValueError as error:
             raise TokenizerError(f"{PREFIX}tokens: {error}; convert the model again") from error
-        silent = frozenset(self._tokens[token_id] for token_id in self._silent)
-        ordinary = dict(vocabulary.ids)
-        for token in silent:
-            del ordinary[token]
-        self._model = _build(ordinary, silent, merges, pre)
-        self._words = tells_words_apart(self._model)
+        self._pre = pre
+        self._ascii = ASCIIWords(pre.steps, {byte: text for text, byte in _bytes_of_characters().items()})
+        self._short: WordMerges | None = None
+        if vocabulary.ids.holds_pairs(merges):
+            self._short = WordMerges(vocabulary.ids, merges, self._silent, pre.ignore_merges)
+        if self._short is None or self._short.crowded:
+            self._use_library(merges)
         self._unencodable = bytes(
-            byte for character, byte in _bytes_of_characters().items() if character not in ordinary
+            byte
+            for character, byte in _bytes_of_characters().items()
+            if vocabulary.ids.find(character.encode()) in self._silent | {-1}
         )
         self._warned = False
 
@@ -88,9 +99,14 @@ class BPETokenizer(VocabularyTokenizer):
         return ids
 
     def _encode_plain(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for part in parts(text, words=self._words):
-            ids.extend(self._model.encode(part, add_special_tokens=False).ids)
+        if self._short is not None and len(text) >= LONG_TEXT:
+            self._use_library(self._short.merges)
+        if self._short is None:
+            ids = self._encode_long(text)
+        else:
+            refuse_surrogates(text)
+            words = self._ascii.cut(text) if text.isascii() else self._cut(text)
+            ids = list(chain.from_iterable(map(self._short.encode, words)))
         if self._unencodable and not self._warned:
             data = text.encode()
             lost = len(data) - len(data.translate(None, self._unencodable))
@@ -98,6 +114,34 @@ class BPETokenizer(VocabularyTokenizer):
                 self._warned = True
                 logger.warning("%d bytes of the text have no token in this vocabulary and are left out", lost)
         return ids
+
+    @cached_property
+    def _pipeline(self) -> tokenizers.Tokenizer:
+        return self._pre.pipeline()
+
+    def _encode_long(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for part in parts(text, words=tells_words_apart(self._pipeline)):
+            ids.extend(self._pipeline.encode(part, add_special_tokens=False).ids)
+        return ids
+
+    def _cut(self, text: str) -> list[str]:
+        """What the merging sees of a text, one word after the other."""
+        pipeline = self._pipeline
+        if pipeline.normalizer is not None:
+            text = pipeline.normalizer.normalize_str(text)
+        return [word for word, _ in pipeline.pre_tokenizer.pre_tokenize_str(text)]
+
+    def _use_library(self, merges: TextArray) -> None:
+        """From now on the library merges. Raises TokenizerError for merges that do not fit."""
+        from tokenizers import models
+
+        ordinary = {token: place for place, token in enumerate(self._tokens) if place not in self._silent}
+        silent = frozenset(self._tokens[token_id] for token_id in self._silent)
+        self._pipeline.model = models.BPE(
+            vocab=ordinary, merges=_pairs(ordinary, silent, merges), ignore_merges=self._pre.ignore_merges
+        )
+        self._short = None
 
     def token_bytes(self, token_id: int) -> bytes:
         self._check(token_id)
@@ -144,7 +188,7 @@ def load_bpe(metadata: Mapping[str, object], vocabulary: Vocabulary, pre: str | 
 
     Raises TokenizerError for a pre-tokenizer this version does not know and for merges that do not fit.
     """
-    merges = read_list(metadata, PREFIX + "merges", str)
+    merges = read_texts(metadata, PREFIX + "merges")
     if merges is None:
         raise TokenizerError(f"{PREFIX}merges is missing: the file holds half a tokenizer; convert it again")
     name = pre or read_scalar(metadata, PREFIX + "pre", str)
@@ -165,28 +209,24 @@ def load_bpe(metadata: Mapping[str, object], vocabulary: Vocabulary, pre: str | 
     return tokenizer
 
 
-def _build(
-    vocabulary: dict[str, int], silent: frozenset[str], merges: Sequence[str], pre: PreTokenizer
-) -> tokenizers.Tokenizer:
-    import tokenizers
-    from tokenizers import models
-
+def _pairs(
+    vocabulary: Mapping[str, int], silent: frozenset[str], merges: Iterable[str]
+) -> list[tuple[str, str]]:
+    """The merges as the library takes them. vocabulary: what a text may become; silent: the other tokens."""
     pairs = [(left, right) for left, _, right in [merge.partition(" ") for merge in merges]]
     pieces = chain(chain.from_iterable(pairs), map("".join, pairs))
-    if not all(map(vocabulary.__contains__, pieces)):
-        # The rare cases: raw spaces inside pieces, and merges that lead to control tokens, which no text
-        # becomes. The library panics for some of them.
-        pairs = [_split_merge(merge, vocabulary, silent) for merge in merges]
-        pairs = [pair for pair in pairs if silent.isdisjoint((*pair, "".join(pair)))]
-        for pair in pairs:
-            if "".join(pair) not in vocabulary:
-                raise TokenizerError(
-                    f"{PREFIX}merges: {' '.join(pair)[:60]!r} makes no token; convert the model again"
-                )
-    model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre.ignore_merges)
-    built = tokenizers.Tokenizer(model)
-    pre.install(built)
-    return built
+    if all(map(vocabulary.__contains__, pieces)):
+        return pairs
+    # The rare cases: raw spaces inside pieces, and merges that lead to control tokens, which no text becomes. The
+    # library panics for some of them.
+    pairs = [_split_merge(merge, vocabulary, silent) for merge in merges]
+    pairs = [pair for pair in pairs if silent.isdisjoint((*pair, "".join(pair)))]
+    for pair in pairs:
+        if "".join(pair) not in vocabulary:
+            raise TokenizerError(
+                f"{PREFIX}merges: {' '.join(pair)[:60]!r} makes no token; convert the model again"
+            )
+    return pairs
 
 
 def _split_merge(merge: str, vocabulary: Mapping[str, int], silent: frozenset[str]) -> tuple[str, str]:

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 
 from infer.runtime.errors import ChatTemplateError
 
 MAX_DEPTH = 64  # of lists and objects in a message
 _MAX_KEPT = 64  # texts the template looks for
 # Noncharacters, which no text for interchange holds, then the end of the last private plane.
-_MARKS = [chr(code) for code in (*range(0xFDD0, 0xFDF0), *range(0x10F000, 0x10FFFE))]
-_MARK = re.compile(f"[{_MARKS[0]}-{_MARKS[31]}{_MARKS[32]}-{_MARKS[-1]}]")
+_MARKS = (range(0xFDD0, 0xFDF0), range(0x10F000, 0x10FFFE))
+_MARK = re.compile("[" + "".join(f"{chr(codes[0])}-{chr(codes[-1])}" for codes in _MARKS) + "]")
 
 
 class MessageGuard:
@@ -62,7 +63,7 @@ class MessageGuard:
     def choose_mark(self, texts: Iterable[str]) -> str:
         """A character that occurs neither in the texts nor in the template."""
         used = self._used | _marks_in(texts)
-        for mark in _MARKS:
+        for mark in map(chr, chain(*_MARKS)):
             if mark not in used:
                 return mark
         raise ChatTemplateError("the messages use every private character there is; remove some of them")

@@ -85,8 +85,9 @@ class PreTokenizer:
     add_bos: bool = False
     aliases: tuple[str, ...] = field(default=(), kw_only=True)
 
-    def install(self, tokenizer: Tokenizer) -> None:
-        from tokenizers import Regex, normalizers, pre_tokenizers
+    def pipeline(self) -> Tokenizer:
+        """The library's tokenizer with this way of cutting and no vocabulary yet."""
+        from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
         def built(step: str) -> pre_tokenizers.PreTokenizer:
             if step == "digits":
@@ -102,9 +103,11 @@ class PreTokenizer:
         steps = [built(step) for step in self.steps]
         if "gpt2" not in self.steps:
             steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         if self.nfc:
             tokenizer.normalizer = normalizers.NFC()
+        return tokenizer
 
 
 _GPT2_ALIASES = (

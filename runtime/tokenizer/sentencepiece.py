@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from infer.runtime.tokenizer.base import VocabularyTokenizer, refuse_surrogates
 from infer.runtime.tokenizer.charsmap import check_charsmap
 from infer.runtime.tokenizer.literals import LiteralMatcher
 from infer.runtime.tokenizer.model_proto import BPE, UNIGRAM, ModelProto, serialize
+from infer.runtime.tokenizer.piece_merges import SPACE, PieceMerges, PieceTable
 from infer.runtime.tokenizer.vocabulary import PREFIX, TokenType, Vocabulary, read_list, read_scalar
 
 if TYPE_CHECKING:
@@ -25,12 +27,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SPACE = "▁"  # U+2581 stands for a space in pieces
 MAX_PIECE = 1024  # characters
 
 _AGAIN = "convert the model again"
 _NAMES = {UNIGRAM: "unigram", BPE: "bpe"}
 _NONE: frozenset[int] = frozenset()
+
+
+# A text of so many characters is worth the library's tables, 0.3 s and 45 MiB for 262,144 pieces; a shorter one is
+# merged here, where a vocabulary needs neither.
+LONG_TEXT = 1 << 16
 
 
 class SentencePieceTokenizer(VocabularyTokenizer):
@@ -41,19 +47,22 @@ class SentencePieceTokenizer(VocabularyTokenizer):
     the first one away. Characters without a piece become the unknown token, with one warning.
     """
 
-    def __init__(self, vocabulary: Vocabulary, model: ModelProto, unknown_id: int) -> None:
-        """model: the same pieces under the same ids, as the library needs them."""
+    def __init__(self, vocabulary: Vocabulary, model: PieceModel) -> None:
+        """model: of the same vocabulary. Raises TokenizerError where the library makes no tokenizer of it."""
         super().__init__(vocabulary, f"sentencepiece ({_NAMES[model.model_type]})")
         bpe = model.model_type == BPE
         self.add_bos = bpe if vocabulary.add_bos is None else vocabulary.add_bos
         self.add_eos = not bpe if vocabulary.add_eos is None else vocabulary.add_eos
         self.strips_leading_space = model.add_dummy_prefix
 
-        self._unknown = unknown_id
-        self._control |= {unknown_id}
+        self._unknown = model.unknown_id
+        self._control |= {model.unknown_id}
         self._special_ids = {self._tokens[token_id]: token_id for token_id in self._control}
         self._special = LiteralMatcher(self._special_ids)
-        self._processor = _build(model)
+        self._prefix = SPACE if model.add_dummy_prefix else ""
+        self._model = model
+        self._short = model.merges()
+        self._processor = _build(model.proto()) if self._short is None else None
         self._warned = False
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -69,6 +78,10 @@ class SentencePieceTokenizer(VocabularyTokenizer):
         return ids
 
     def _encode_plain(self, text: str) -> list[int]:
+        if self._short is not None and len(text) < LONG_TEXT:
+            return self._short.encode(self._prefix + text.replace(" ", SPACE)) if text else []
+        if self._processor is None:
+            self._processor, self._short = _build(self._model.proto()), None
         ids: list[int] = self._processor.encode(text)
         if not self._warned and self._unknown in ids:
             self._warned = True
@@ -89,6 +102,96 @@ class SentencePieceTokenizer(VocabularyTokenizer):
         return token.replace(SPACE, " ").encode()
 
 
+@dataclass(frozen=True)
+class PieceModel:
+    """What a file says about its pieces, checked. scores: float32, by id. typed: ids by TokenType, but NORMAL."""
+
+    vocabulary: Vocabulary
+    scores: array[float]
+    typed: Mapping[int, frozenset[int]]
+    unknown_id: int
+    model_type: int
+    charsmap: bytes
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+
+    def proto(self) -> ModelProto:
+        """The same pieces under the same ids, as the library needs them."""
+        pieces, types = list(self.vocabulary.tokens), list(self.vocabulary.types)
+        for token_id, (piece, kind) in self._changed().items():
+            pieces[token_id], types[token_id] = piece, kind
+        return ModelProto(
+            pieces=pieces,
+            scores=self.scores,
+            types=types,
+            model_type=self.model_type,
+            byte_fallback=TokenType.BYTE in self.typed,
+            charsmap=self.charsmap,
+            add_dummy_prefix=self.add_dummy_prefix,
+            remove_extra_whitespaces=self.remove_extra_whitespaces,
+        )
+
+    def merges(self) -> PieceMerges | None:
+        """The same without the library, for models where a text is only cut, merged and spelled in bytes."""
+        byte_ids, unused = self.typed.get(TokenType.BYTE, _NONE), self.typed.get(TokenType.UNUSED, _NONE)
+        tokens, ids = self.vocabulary.tokens, self.vocabulary.ids
+        if self.model_type != BPE or self.charsmap or self.remove_extra_whitespaces or not byte_ids or unused:
+            return None
+        if b"\x00" in tokens.data:  # the library takes no such piece, and says so
+            return None
+        changed = self._changed()
+        table = PieceTable(
+            pieces=tokens,
+            index=ids,
+            scores=self.scores,
+            reserved=byte_ids
+            | self.typed.get(TokenType.CONTROL, _NONE)
+            | {place for place, (_, kind) in changed.items() if kind != TokenType.NORMAL},
+            defined={
+                changed[token_id][0] if token_id in changed else tokens[token_id]: token_id
+                for token_id in sorted(self.typed.get(TokenType.USER_DEFINED, _NONE))
+                if changed.get(token_id, ("", TokenType.USER_DEFINED))[1] == TokenType.USER_DEFINED
+            },
+            byte_ids=[ids[name] for name in byte_names()],
+        )
+        try:
+            return PieceMerges(table)
+        except ValueError:
+            return None
+
+    def _changed(self) -> dict[int, tuple[str, int]]:
+        """Pieces and types, by id, that are others for the library, so that it matches what may match, nothing else.
+
+        It wants one unknown piece, takes a control token of one character for that character, and looks for
+        user-defined pieces where spaces are already U+2581. A piece that another one stands in the way of gets a
+        name that no text can become.
+        """
+        tokens, ids = self.vocabulary.tokens, self.vocabulary.ids
+        changed = {
+            token_id: (tokens[token_id], int(TokenType.NORMAL)) for token_id in self.typed.get(0, _NONE)
+        }
+        hidden: set[int] = set()
+        for kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+            for token_id in self.typed.get(kind, _NONE):
+                if kind == TokenType.UNKNOWN:
+                    changed[token_id] = tokens[token_id], TokenType.CONTROL
+                if len(tokens[token_id]) == 1:
+                    hidden.add(token_id)
+        for token_id in sorted(self.typed.get(TokenType.USER_DEFINED, _NONE)):
+            if " " in tokens[token_id]:
+                piece = tokens[token_id].replace(" ", SPACE)
+                changed[token_id] = piece, TokenType.USER_DEFINED
+                hidden.add(ids.get(piece, token_id))
+                hidden.discard(token_id)
+        changed[self.unknown_id] = tokens[self.unknown_id], TokenType.UNKNOWN
+        for token_id in hidden - {self.unknown_id}:
+            name = f"<control {token_id}>"
+            while name in ids:
+                name += ">"
+            changed[token_id] = name, TokenType.CONTROL
+        return changed
+
+
 def load_sentencepiece(
     metadata: Mapping[str, object], vocabulary: Vocabulary, model_type: int
 ) -> SentencePieceTokenizer:
@@ -97,40 +200,37 @@ def load_sentencepiece(
     Raises TokenizerError for scores, types, byte tokens or normalization rules that do not fit.
     """
     scores = _read_scores(metadata, len(vocabulary.tokens))
-    if max(map(len, vocabulary.tokens)) > MAX_PIECE:
+    if vocabulary.tokens.longest > MAX_PIECE and max(map(len, vocabulary.tokens)) > MAX_PIECE:
         raise TokenizerError(f"{PREFIX}tokens: a token has more than {MAX_PIECE} characters; {_AGAIN}")
     if metadata.get(PREFIX + "token_type") is None:
         vocabulary = _with_bytes_by_name(vocabulary)
     typed = vocabulary.ids_by_type()
     _check_types(vocabulary, typed)
-    unknown_id = _find_unknown(metadata, vocabulary, typed)
-    pieces, types = _as_the_library_needs(vocabulary, typed, unknown_id)
     prefix = read_scalar(metadata, PREFIX + "add_space_prefix", bool)
-    model = ModelProto(
-        pieces=pieces,
+    model = PieceModel(
+        vocabulary=vocabulary,
         scores=scores,
-        types=types,
+        typed=typed,
+        unknown_id=_find_unknown(metadata, vocabulary, typed),
         model_type=model_type,
-        byte_fallback=TokenType.BYTE in typed,
         charsmap=_read_charsmap(metadata),
         add_dummy_prefix=True if prefix is None else prefix,
         remove_extra_whitespaces=bool(read_scalar(metadata, PREFIX + "remove_extra_whitespaces", bool)),
     )
-    return SentencePieceTokenizer(vocabulary, model, unknown_id)
+    return SentencePieceTokenizer(vocabulary, model)
 
 
-def _read_scores(metadata: Mapping[str, object], size: int) -> Sequence[float]:
+def _read_scores(metadata: Mapping[str, object], size: int) -> array[float]:
     key = PREFIX + "scores"
-    values = metadata.get(key)
+    values = read_list(metadata, key, float)
     if values is None:
         raise TokenizerError(f"{key} is missing: the file holds half a tokenizer; convert it again")
-    if not isinstance(values, list | tuple) or set(map(type, values)) - {float}:
-        raise TokenizerError(f"{key} is not an array of floating-point numbers; {_AGAIN}")
     if len(values) != size:
         raise TokenizerError(f"{key} has {len(values)} entries for {size} tokens; {_AGAIN}")
-    if not all(map(math.isfinite, values)):
+    scores = array("f", values)  # as the library holds them: what is too large becomes infinite
+    if not all(map(math.isfinite, scores)):
         raise TokenizerError(f"{key} holds values that are not finite; {_AGAIN}")
-    return values
+    return scores
 
 
 def _with_bytes_by_name(vocabulary: Vocabulary) -> Vocabulary:
@@ -166,40 +266,6 @@ def _find_unknown(
     if vocabulary.types[found] == TokenType.BYTE:
         raise TokenizerError(f"{key} is {found}, a byte token; {_AGAIN}")
     return found
-
-
-def _as_the_library_needs(
-    vocabulary: Vocabulary, typed: Mapping[int, frozenset[int]], unknown_id: int
-) -> tuple[list[str], list[int]]:
-    """Pieces and types that make the library match what may match, and nothing else.
-
-    It wants one unknown piece, takes a control token of one character for that character, and looks for
-    user-defined pieces where spaces are already U+2581. A piece that another one stands in the way of gets a
-    name that no text can become.
-    """
-    pieces, types = list(vocabulary.tokens), list(vocabulary.types)
-    for token_id in typed.get(0, _NONE):  # "undefined"
-        types[token_id] = TokenType.NORMAL
-    for token_id in typed.get(TokenType.UNKNOWN, _NONE):
-        types[token_id] = TokenType.CONTROL
-    hidden = {
-        token_id
-        for kind in (TokenType.CONTROL, TokenType.UNKNOWN)
-        for token_id in typed.get(kind, _NONE)
-        if len(pieces[token_id]) == 1
-    }
-    for token_id in sorted(typed.get(TokenType.USER_DEFINED, _NONE)):
-        if " " in pieces[token_id]:
-            pieces[token_id] = pieces[token_id].replace(" ", SPACE)
-            hidden.add(vocabulary.ids.get(pieces[token_id], token_id))
-            hidden.discard(token_id)
-    types[unknown_id] = TokenType.UNKNOWN
-    for token_id in hidden - {unknown_id}:
-        types[token_id] = TokenType.CONTROL
-        pieces[token_id] = f"<control {token_id}>"
-        while pieces[token_id] in vocabulary.ids:
-            pieces[token_id] += ">"
-    return pieces, types
 
 
 def _read_charsmap(metadata: Mapping[str, object]) -> bytes:

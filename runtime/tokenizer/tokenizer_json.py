@@ -22,7 +22,8 @@ from infer.runtime.tokenizer.bpe import parts, spelled_bytes, tells_words_apart
 from infer.runtime.tokenizer.charsmap import check_charsmap
 from infer.runtime.tokenizer.folder_vocabulary import AddedToken, FolderFiles
 from infer.runtime.tokenizer.json_models import WHERE, build_model, read_pieces, the_library
-from infer.runtime.tokenizer.sentencepiece import SPACE, byte_names
+from infer.runtime.tokenizer.piece_merges import SPACE
+from infer.runtime.tokenizer.sentencepiece import byte_names
 from infer.runtime.tokenizer.vocabulary import TokenType, Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:

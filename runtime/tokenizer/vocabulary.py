@@ -6,11 +6,14 @@ Keys and token types: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md 
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from infer.runtime.checkpoint.arrays import NumberArray, TextArray
 from infer.runtime.errors import TokenizerError
+from infer.runtime.tokenizer.token_index import TokenIndex
 
 PREFIX = "tokenizer.ggml."
 MAX_TOKENS = 1 << 22
@@ -53,7 +56,7 @@ _ORDINARY_LOOKING = frozenset({"</s>", "<eos>", "[EOT]", "[EOS]"})
 
 _AGAIN = "convert the model again"
 
-T = TypeVar("T", int, str, bool)
+T = TypeVar("T", int, float, str, bool)
 
 
 class TokenType(enum.IntEnum):
@@ -72,8 +75,8 @@ class Vocabulary:
     add_bos/add_eos are None where the file does not say. stop_ids: every id that ends a turn.
     """
 
-    tokens: Sequence[str]
-    ids: Mapping[str, int]
+    tokens: TextArray
+    ids: TokenIndex
     types: Sequence[int]
     bos_id: int | None
     eos_id: int | None
@@ -94,16 +97,17 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
     """The vocabulary of a GGUF file's metadata. Raises TokenizerError where it contradicts itself."""
     warnings: list[str] = []
     tokens = _read_tokens(metadata)
+    index = TokenIndex(tokens)
     # Nothing matches an empty piece; the names only keep pieces distinct.
-    empty = [position for position, token in enumerate(tokens) if not token] if "" in tokens else []
-    for position in empty:
-        tokens[position] = f"[EMPTY_{position}]"
+    empty = tokens.empty() if index.find(b"") >= 0 else []
     if empty:
         warnings.append(f"{len(empty)} tokens are empty (the first is {empty[0]}); they stay unused")
-    index = {token: position for position, token in enumerate(tokens)}
-    if len(index) != len(tokens):
-        twice = next(token for position, token in enumerate(tokens) if index[token] != position)
-        raise TokenizerError(f"{PREFIX}tokens: {_shown(twice)} is there twice; {_AGAIN}")
+        names = list(tokens)
+        for position in empty:
+            names[position] = f"[EMPTY_{position}]"
+        tokens = TextArray.of(names)
+        index = TokenIndex(tokens)
+    _check_distinct(tokens, index)
     types = _read_types(metadata, len(tokens), warnings)
     for position in empty:
         types[position] = TokenType.UNUSED
@@ -151,23 +155,34 @@ def read_list(metadata: Mapping[str, object], key: str, kind: type[T]) -> list[T
     value = metadata.get(key)
     if value is None:
         return None
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list | tuple | NumberArray | TextArray):
         raise TokenizerError(f"{key} is of type {type(value).__name__}, not an array; {_AGAIN}")
-    if others := set(map(type, value)) - {kind}:
-        found = min(other.__name__ for other in others)
-        raise TokenizerError(f"{key} holds values of type {found}, not {kind.__name__}; {_AGAIN}")
-    if kind is str:
-        # A reader may give bytes that are not UTF-8 as lone surrogates; no tokenizer can hold them.
-        try:
-            "".join(value).encode()
-        except UnicodeEncodeError:
-            raise TokenizerError(f"{key} holds text that is not UTF-8; {_AGAIN}") from None
+    found = {value.kind} if isinstance(value, NumberArray) and len(value) else set(map(type, value))
+    if others := found - {kind}:
+        name = min(other.__name__ for other in others)
+        raise TokenizerError(f"{key} holds values of type {name}, not {kind.__name__}; {_AGAIN}")
     return list(value)
 
 
-def _read_tokens(metadata: Mapping[str, object]) -> list[str]:
+def read_texts(metadata: Mapping[str, object], key: str) -> TextArray | None:
+    """`read_list` of texts, which all are UTF-8."""
+    value = metadata.get(key)
+    if not isinstance(value, TextArray):
+        texts = read_list(metadata, key, str)
+        if texts is None:
+            return None
+        try:
+            return TextArray.of(texts)
+        except UnicodeEncodeError:
+            pass
+    elif value.is_utf8:
+        return value
+    raise TokenizerError(f"{key} holds text that is not UTF-8; {_AGAIN}")
+
+
+def _read_tokens(metadata: Mapping[str, object]) -> TextArray:
     key = PREFIX + "tokens"
-    tokens = read_list(metadata, key, str)
+    tokens = read_texts(metadata, key)
     if not tokens:
         raise TokenizerError(f"{key} is missing or empty: the file holds no vocabulary; use another file")
     if len(tokens) > MAX_TOKENS:
@@ -177,7 +192,26 @@ def _read_tokens(metadata: Mapping[str, object]) -> list[str]:
     return tokens
 
 
-def _read_types(metadata: Mapping[str, object], size: int, warnings: list[str]) -> list[int]:
+def _check_distinct(tokens: TextArray, index: TokenIndex) -> None:
+    twice = index.repeated() if not index.crowded else _repeated(tokens)
+    if twice is not None:
+        raise TokenizerError(f"{PREFIX}tokens: {_shown(twice)} is there twice; {_AGAIN}")
+    if index.crowded:
+        raise TokenizerError(
+            f"{PREFIX}tokens: the tokens are chosen so that looking one up takes long; use another file"
+        )
+
+
+def _repeated(tokens: TextArray) -> str | None:
+    seen: set[str] = set()
+    for token in tokens:
+        if token in seen:
+            return token
+        seen.add(token)
+    return None
+
+
+def _read_types(metadata: Mapping[str, object], size: int, warnings: list[str]) -> array[int]:
     key = PREFIX + "token_type"
     types = read_list(metadata, key, int)
     if types is None:
@@ -185,7 +219,10 @@ def _read_types(metadata: Mapping[str, object], size: int, warnings: list[str]) 
         types = [int(TokenType.NORMAL)] * size
     if len(types) != size:
         raise TokenizerError(f"{key} has {len(types)} entries for {size} tokens; {_AGAIN}")
-    return types
+    try:
+        return array("i", types)
+    except OverflowError:
+        raise TokenizerError(f"{key} holds numbers that are no type of token; {_AGAIN}") from None
 
 
 def _read_id(metadata: Mapping[str, object], name: str, size: int) -> int | None:
