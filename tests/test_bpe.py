@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tokenizers import Tokenizer as HubTokenizer
 
 from infer.runtime.checkpoint.arrays import NumberArray, TextArray
 from infer.runtime.errors import ContextLengthError, TokenizerError
+from infer.runtime.tokenizer import bpe
 from infer.runtime.tokenizer.base import Tokenizer
 from infer.runtime.tokenizer.bpe import MAX_PART, BPETokenizer, tells_words_apart
 from infer.runtime.tokenizer.literals import LiteralMatcher
@@ -496,6 +499,47 @@ def test_the_matcher_is_leftmost_longest(literals: list[str], text: str) -> None
             expected.append((text[start], False))
             start += 1
     assert list(LiteralMatcher(literals).split(text)) == expected
+
+
+ascii_text = st.text(
+    st.one_of(
+        st.sampled_from("aBc'sStTlLdDmMvVrReE0123  \n\r\t.,!?-_/\\<|>$^`~()[]{}\x0b\x1c\x1f\x85"[:-1]),
+        st.characters(max_codepoint=127),
+    ),
+    max_size=60,
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=150)
+@given(text=ascii_text)
+def test_ascii_texts_are_cut_as_the_library_cuts_them(name: str, text: str) -> None:
+    tokenizer = load_tokenizer(metadata(name))
+    assert isinstance(tokenizer, BPETokenizer)
+    assert tokenizer._ascii.cut(text) == tokenizer._cut(text)
+
+
+def test_the_library_is_loaded_for_what_needs_it_alone() -> None:
+    program = (
+        "import sys; from infer.runtime.tokenizer.load import load_tokenizer;"
+        f"tokenizer = load_tokenizer({metadata('llama-bpe')!r});"
+        "tokenizer.encode('<|im_start|>plain text', special=True); print('tokenizers' in sys.modules);"
+        "tokenizer.encode('caf\\u00e9'); print('tokenizers' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_long_texts_become_the_same_ids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [*TEXTS, *CORPUS, "".join(CORPUS) * 20]
+    short = load_tokenizer(metadata(name))
+    expected = [short.encode(text, special=True) for text in texts]
+    monkeypatch.setattr(bpe, "LONG_TEXT", 0)
+    long = load_tokenizer(metadata(name))
+    assert [long.encode(text, special=True) for text in texts] == expected
 
 
 @pytest.mark.model

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from infer.runtime.checkpoint.folder.texts import read_texts
 from infer.runtime.errors import CheckpointError, InferError, ModelNotFoundError, TokenizerError
+from infer.runtime.tokenizer import sentencepiece as sentencepiece_module
 from infer.runtime.tokenizer.base import Tokenizer
 from infer.runtime.tokenizer.charsmap import check_charsmap
 from infer.runtime.tokenizer.detokenizer import IncrementalDetokenizer
@@ -220,6 +221,31 @@ def test_deltas_join_to_the_decoded_text_for_any_ids(ids: list[int], case: Case)
     text = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
     assert deltas(tokenizer, ids) == tokenizer.decode(ids)
     assert tokenizer.decode(ids) == (text.removeprefix(" ") if case.dummy_prefix else text)
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_long_texts_become_the_same_ids(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [*TEXTS, *CORPUS, "".join(CORPUS) * 30, "▁".join(CORPUS)]
+    expected = [built(case).encode(text) for text in texts]
+    monkeypatch.setattr(sentencepiece_module, "LONG_TEXT", 0)
+    long = load_tokenizer(metadata(case))
+    assert [long.encode(text) for text in texts] == expected
+
+
+def test_pieces_that_go_on_after_a_space_are_found() -> None:
+    """A text is cut into words where no piece reaches across, and only there."""
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "▁", "b▁", "b▁a", "▁a", "▁b"]
+    types = [2] + [6] * 256 + [1] * 7
+    keys = {
+        "model": "llama", "tokens": tokens, "token_type": types,
+        "scores": [0.0] * 257 + [-9.0, -9.0, -9.0, -1.0, -2.0, -3.0, -4.0], "add_space_prefix": False,
+    }  # fmt: skip
+    found = {KEY + key: value for key, value in keys.items()}
+    short, library = load_tokenizer(found), load_tokenizer(found)
+    library.encode("a" * (1 << 16))  # from here on the library encodes
+    for text in ("b a", "a b", "ab ab", "b  a", "a a b b a", "bb aa bb", " b a"):
+        assert short.encode(text) == library.encode(text)
+    assert [short.piece(token) for token in short.encode("ab aab")] == ["a", "b▁a", "a", "b"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

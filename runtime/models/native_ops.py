@@ -97,7 +97,7 @@ class NativeOps(Ops):
         program = self._program
         if program is None or program.capacity < tokens:
             program = self._program = self._record(model, max(64, 1 << (tokens - 1).bit_length()))
-        last = int(batch.positions.max())
+        last = int(batch.positions.numpy().max())
         for rope in program.ropes:
             rope.ready(last + 1)
         struct = abi.Batch(

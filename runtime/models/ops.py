@@ -57,24 +57,23 @@ class RopeTable:
         device: torch.device,
         rows: Callable[[int, int], tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]],
     ) -> None:
-        self.cos = torch.empty(shape, dtype=torch.float32, device=device)
-        self.sin = torch.empty(shape, dtype=torch.float32, device=device)
         self.pairing = pairing
         self.dim = 2 * shape[1]
         self._rows = rows
         self._filled = 0
+        self._tables = [np.empty(shape, dtype=np.float32) for _ in range(2)]
         if device.type != "cpu":
             self.ready(shape[0])
+        self.cos, self.sin = (torch.from_numpy(table).to(device) for table in self._tables)
 
     def ready(self, positions: int) -> None:
         """Fill the rows below `positions`."""
-        while self._filled < min(positions, len(self.cos)):
-            target = slice(self._filled, min(self._filled + self._STEP, len(self.cos)))
-            for table, values in zip(
-                (self.cos, self.sin), self._rows(target.start, target.start + self._STEP), strict=True
-            ):
-                table[target] = torch.from_numpy(values[: target.stop - target.start].astype(np.float32))
-            self._filled = target.stop
+        size = len(self._tables[0])
+        while self._filled < min(positions, size):
+            start, stop = self._filled, min(self._filled + self._STEP, size)
+            for table, values in zip(self._tables, self._rows(start, start + self._STEP), strict=True):
+                table[start:stop] = values[: stop - start]
+            self._filled = stop
 
 
 @dataclass(frozen=True)
