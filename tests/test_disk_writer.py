@@ -297,7 +297,6 @@ def test_what_waits_for_the_pace_is_written_at_once_when_nobody_computes_or_the_
     assert store.stats.written_entries == 1
     if end == "flush":
         assert store.flush(60)
-        store.set_busy(True)  # it was all the time
     if end == "idle":
         store.set_busy(False)
         for _ in range(2000):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from infer.runtime.config import BLOCK_SIZE
@@ -160,13 +161,14 @@ class DiskTier:
             self._tell(store)
 
     def close(self, timeout: float = 1.0) -> None:
-        """Finish writing within `timeout` seconds, drop the rest."""
-        if self._pending.cancel():
-            return
-        try:
-            self._pending.result(timeout).close(timeout)
-        except (TimeoutError, OSError, ValueError):
-            return
+        """Finish writing within `timeout` seconds, drop the rest, and let go of the blocks."""
+        if not self._pending.cancel():
+            with suppress(TimeoutError, OSError, ValueError):
+                self._pending.result(timeout).close(timeout)
+        for block in list(self._lent):
+            self._take_back(block)
+        with suppress(ValueError):
+            self._pool.on_allocate.remove(self._take_back)
 
     def _store(self) -> PrefixStore | None:
         if not self._pending.done() or self._pending.exception() is not None:

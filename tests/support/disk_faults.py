@@ -88,10 +88,11 @@ class Gate:
 
 
 def join_writers() -> None:
-    """Wait for threads that outlived their store."""
+    """Wait for threads that outlived their store, 30 s in all."""
+    deadline = time.monotonic() + 30
     for thread in threading.enumerate():
         if thread.name == "kv-writer":
-            thread.join(30)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def check_after(root: Path, new: list[int] = NEW) -> None:

@@ -20,8 +20,7 @@ _SHARE = 0.01
 
 @dataclass(eq=False)
 class PendingEntry:
-    """payload: bytes that nobody changes any more, or lent ones, which nobody changes before `revoked`. added: set by
-    the queue."""
+    """payload: bytes that nobody changes any more, or lent ones, which nobody changes before `revoked`."""
 
     key: bytes
     parent: bytes
@@ -29,7 +28,6 @@ class PendingEntry:
     payload: memoryview
     lent: bool = False
     revoked: bool = False
-    added: int = 0
 
     @property
     def own_bytes(self) -> int:
@@ -40,11 +38,11 @@ class PendingEntry:
 Job = PendingEntry | tuple[str, ...]  # names: entries to be marked as just used
 
 
-class _Keys(OrderedDict[bytes, int]):
-    """The last 65,536 keys put in, with a number each."""
+class _Keys(OrderedDict[bytes, None]):
+    """The last 65,536 keys put in."""
 
-    def put(self, key: bytes, number: int = 0) -> None:
-        self[key] = number
+    def put(self, key: bytes) -> None:
+        self[key] = None
         if len(self) > _REMEMBERED:
             self.popitem(last=False)
 
@@ -66,8 +64,7 @@ class WriteQueue:
         self._current: Job | None = None
         self._bytes = 0
         self._known = _Keys()  # stored, found or waiting
-        self._dropped = _Keys()  # when: counted in entries that came or were dropped
-        self._count = 0
+        self._dropped = _Keys()  # and not stored since
         self._busy = False
         self._draining = False
         self._deadline: float | None = None
@@ -96,8 +93,6 @@ class WriteQueue:
                 return False
             self._known.put(entry.key)
             self._bytes += entry.own_bytes
-            self._count += 1
-            entry.added = self._count
             self._push(entry)
         return True
 
@@ -151,7 +146,7 @@ class WriteQueue:
                 if not self._jobs or self.stopped or self.expired:
                     return None
                 job, _ = self._jobs.popitem(last=False)
-                if isinstance(job, tuple) or self._dropped.get(job.parent, 0) < job.added:
+                if isinstance(job, tuple) or job.parent not in self._dropped:
                     self._current = job
                     return job
                 self._settle(job, stored=False)
@@ -200,6 +195,5 @@ class WriteQueue:
 
     def _drop(self, entry: PendingEntry) -> None:
         self._known.pop(entry.key, None)
-        self._count += 1
-        self._dropped.put(entry.key, self._count)
+        self._dropped.put(entry.key)
         self._stats.dropped_entries += 1
