@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -383,3 +384,17 @@ def test_a_disk_that_hangs_while_the_engine_goes(
         again = _load(tiny_llama(quant="Q8_0"), tmp_path / "cache", tmp_path)
         assert _answer(again, _request("a", prompt)) == answer
         again.close()
+
+
+def test_the_cache_goes_with_its_engine(tiny_llama: Tiny, tmp_path: Path) -> None:
+    model = _load(tiny_llama(quant="Q8_0"), tmp_path / "cache", tmp_path)
+    _answer(model, _request("a", tuple(range(100, 300))))
+    cache = weakref.ref(model.engine.runner.cache)
+    gc.collect()
+    gc.disable()
+    try:
+        model.close()
+        del model
+        assert cache() is None
+    finally:
+        gc.enable()
