@@ -148,3 +148,20 @@ def test_closeness_is_measured_in_nats(quality: ModuleType) -> None:
     found.add(p.log(), q.log(), torch.tensor([1]))
     assert found.kl == pytest.approx([0.5 * torch.tensor(4 / 3).log().item()], rel=1e-6)
     assert found.test_nll == pytest.approx(-torch.tensor(0.75).log().item())
+
+
+def test_what_storing_costs(tiny_llama: Tiny) -> None:
+    sizes = ["--tokens", "200", "--decode", "4", "--runs", "2", "--pause", "0"]
+    command = [sys.executable, str(FOLDER / "storing.py"), "-m", str(tiny_llama(quant="Q8_0")), *sizes]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = {
+        name.strip(): row.split()
+        for name, _, row in (line.partition("median") for line in done.stdout.splitlines())
+    }
+    assert [name for name in rows if "storing / without" in name] == [
+        f"{how}, {what}: storing / without"
+        for how in ("alone", "back to back")
+        for what in ("prefill", "per token")
+    ]
+    assert 0 < float(rows["full blocks stored / computed"][0]) <= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import resource
@@ -10,11 +11,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from disk_faults import MODULES, NEW, OLD, CountingOs, check_after
+from disk_faults import MODULES, NEW, OLD, CountingOs, Gate, check_after, join_writers
 from disk_store import (
     BLOCK,
     PER_TOKEN,
@@ -27,7 +29,7 @@ from disk_store import (
     save,
 )
 
-from infer.runtime.kvcache.disk import publish
+from infer.runtime.kvcache.disk import publish, write_queue, writer
 
 SUPPORT = Path(__file__).parent / "support"
 
@@ -173,24 +175,6 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert load(tmp_path, NEW).tokens == len(NEW) - 1
 
 
-class Gate:
-    """Holds the writer at its next entry until opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached, self._open = threading.Event(), threading.Event()
-        real = os.write
-
-        def write(descriptor: int, data: Any) -> int:
-            self.reached.set()
-            self._open.wait(20)
-            return real(descriptor, data)
-
-        monkeypatch.setattr(publish.os, "write", write)
-
-    def open(self) -> None:
-        self._open.set()
-
-
 def test_offers_never_wait_and_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     store = open_store(tmp_path, queue_bytes=3 * BLOCK * PER_TOKEN)
@@ -224,9 +208,7 @@ def test_close_is_bounded_and_what_is_left_is_dropped(
     assert time.perf_counter() - started < 1
     store.close()
     gate.open()
-    for thread in threading.enumerate():
-        if thread.name == "kv-writer":
-            thread.join(10)
+    join_writers()
     monkeypatch.undo()
     assert files_in(tmp_path, "tmp-*") == []
     load(tmp_path, NEW)
@@ -261,3 +243,68 @@ def test_written_files_are_never_written_again(tmp_path: Path) -> None:
     before = {path: (path.stat().st_ino, path.stat().st_ctime_ns) for path in files_in(tmp_path)}
     save(tmp_path, [NEW])
     assert {path: (path.stat().st_ino, path.stat().st_ctime_ns) for path in files_in(tmp_path)} == before
+
+
+# The pace while somebody computes
+
+
+@pytest.fixture
+def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the writer asks to wait: every entry takes 2 ms of this clock, and nothing is waited for."""
+    clock, asked = itertools.count(), []
+
+    class Resting(threading.Condition):
+        def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> bool:
+            if timeout is not None and threading.current_thread().name == "kv-writer":
+                asked.append(0.0 if predicate() else timeout)
+                return True
+            return super().wait_for(predicate, timeout)
+
+    monkeypatch.setattr(write_queue.threading, "Condition", Resting)
+    monkeypatch.setattr(writer.time, "thread_time", lambda: 0.002 * next(clock))
+    return asked
+
+
+def test_a_hundredth_of_a_core_while_somebody_computes(tmp_path: Path, rests: list[float]) -> None:
+    store = open_store(tmp_path)
+    store.set_busy(True)
+    offer_prompt(store, ids_of(3, 640))
+    for _ in range(2000):
+        if len(rests) == 10:
+            break
+        time.sleep(0.01)
+    assert rests == pytest.approx([0.198] * 10)
+    store.set_busy(False)
+    offer_prompt(store, ids_of(4, 640))
+    store.close(20)
+    assert rests[10:] == [0.0] * 10
+
+
+@pytest.mark.parametrize("end", ["idle", "flush", "close"])
+def test_what_waits_for_the_pace_is_written_at_once_when_nobody_computes_or_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    hours = itertools.count()
+    monkeypatch.setattr(writer.time, "thread_time", lambda: 3600.0 * next(hours))
+    store = open_store(tmp_path)
+    store.set_busy(True)
+    offer_prompt(store, NEW)
+    for _ in range(2000):
+        if store.stats.written_entries:
+            break
+        time.sleep(0.01)
+    offer_prompt(store, OLD)
+    assert store.stats.written_entries == 1
+    if end == "flush":
+        assert store.flush(60)
+    if end == "idle":
+        store.set_busy(False)
+        for _ in range(2000):
+            if store.stats.written_entries == 5:
+                break
+            time.sleep(0.01)
+    if end != "close":
+        assert store.stats.written_entries == 5
+    store.close(60)
+    for ids in (NEW, OLD):
+        assert load(tmp_path, ids).tokens == len(ids) - 1

@@ -24,14 +24,14 @@ def test_a_pool_gives_each_block_once_and_then_none() -> None:
 
 def test_kept_blocks_are_given_out_last_and_oldest_first() -> None:
     pool = BlockPool(3)
-    evicted: list[int] = []
-    pool.on_evict = evicted.append
     blocks = [pool.allocate() for _ in range(3)]
+    told: list[int] = []
+    pool.on_allocate.append(told.append)
     pool.release(blocks[1], keep=True)
     pool.release(blocks[0], keep=True)
     pool.release(blocks[2], keep=False)
     assert [pool.allocate() for _ in range(3)] == [blocks[2], blocks[1], blocks[0]]
-    assert evicted == [blocks[1], blocks[0]]
+    assert told == [blocks[2], blocks[1], blocks[0]]
 
 
 def test_releasing_too_often_and_sharing_a_free_block_are_refused() -> None:
@@ -53,7 +53,7 @@ def test_random_use_keeps_every_block_in_one_state(seed: int, size: int) -> None
     pool = BlockPool(size)
     held: list[int] = []
     kept: set[int] = set()
-    pool.on_evict = kept.discard
+    pool.on_allocate.append(kept.discard)
     for _ in range(200):
         action = rng.random()
         if action < 0.4:

@@ -10,7 +10,8 @@ class BlockPool:
     """Reference-counted blocks 0 … size - 1.
 
     A block is free, held (count ≥ 1), or kept: count 0, but its contents are worth finding again. Kept blocks
-    are given out only when none is free, least recently used first; `on_evict` hears of it before that.
+    are given out only when none is free, least recently used first. All of `on_allocate` hear of every block that is
+    given out, before anybody can write to it: what it held is gone then.
     """
 
     def __init__(self, size: int) -> None:
@@ -18,7 +19,7 @@ class BlockPool:
         if size < 1:
             raise ValueError(f"a block pool needs at least 1 block, not {size}")
         self.size = size
-        self.on_evict: Callable[[int], None] = lambda _: None
+        self.on_allocate: list[Callable[[int], None]] = []
         self._counts = [0] * size
         self._free = deque(range(size))
         self._kept: OrderedDict[int, None] = OrderedDict()
@@ -34,10 +35,11 @@ class BlockPool:
             block = self._free.popleft()
         elif self._kept:
             block, _ = self._kept.popitem(last=False)
-            self.on_evict(block)
         else:
             return None
         self._counts[block] = 1
+        for hear in self.on_allocate:
+            hear(block)
         return block
 
     def hold(self, block: int) -> None:

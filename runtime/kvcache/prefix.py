@@ -43,7 +43,7 @@ class PrefixCache:
         self._keys: dict[int, bytes] = {}
         self._parents: dict[int, bytes] = {}
         self._children: defaultdict[bytes, OrderedDict[int, tuple[int, ...]]] = defaultdict(OrderedDict)
-        pool.on_evict = self._forget
+        pool.on_allocate.append(self._forget)
 
     def __contains__(self, block: int) -> bool:
         return block in self._keys

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.kvcache.block_pool import BlockPool
 from infer.runtime.kvcache.disk.reader import Payload
 from infer.runtime.kvcache.disk.store import Chain, PrefixStore
+from infer.runtime.kvcache.disk.write_queue import PendingEntry
 from infer.runtime.kvcache.keys import block_key
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.kvcache.prefix import PrefixCache, PrefixMatch
@@ -35,12 +37,31 @@ class PrefillRate:
             self.token_s = seconds / tokens
 
 
+@dataclass
+class _Progress:
+    """keys: the root's and those of the full blocks that were offered. end_offered: the shorter block that ends the
+    prompt was."""
+
+    keys: list[bytes] = field(default_factory=list)
+    end_offered: bool = False
+
+    def is_current(self, seq: Sequence) -> bool:
+        """Whether nothing was completed since, nor given up to be computed again."""
+        if not self.keys or (seq.num_computed >= seq.num_prompt and not self.end_offered):
+            return False
+        return len(self.keys) - 1 == seq.num_computed // BLOCK_SIZE
+
+
 class DiskTier:
     """One engine's link to a store.
 
     store: may still be on its way (the weights are hashed the first time); until it is there nothing is found, and what
     was computed meanwhile is offered when its sequence ends. window: positions behind which no layer looks, 0 for all;
     the first sequence that is to give blocks back waits for the store.
+
+    Full blocks of a cache on the CPU are lent to the store as they are. Nobody writes to a full block before the pool
+    gives it out again, and then it is taken back. With a window that is soon: then copies are offered, as of all blocks
+    that are not full.
     """
 
     def __init__(
@@ -59,13 +80,17 @@ class DiskTier:
         self._prefix = prefix
         self._cache = cache
         self._rate = rate
-        self._keys: dict[int, list[bytes]] = {}
+        self._active: dict[int, _Progress] = {}
+        self._lent: dict[int, PendingEntry] = {}
+        pool.on_allocate.append(self._take_back)
 
     def restore(self, seq: Sequence) -> None:
         """Bring what the store has of a new sequence's prompt into the memory cache. Notes in seq what that took."""
+        self._active[id(seq)] = _Progress()
         store = self._store()
         if store is None:
             return
+        self._tell(store)
         ids = seq.reusable_ids
         known = self._prefix.match(ids)
         held, start = known.blocks[known.first :], len(known.blocks) * BLOCK_SIZE
@@ -99,44 +124,61 @@ class DiskTier:
 
     def save(self, seq: Sequence) -> None:
         """Offer the blocks of a sequence that are complete by now, and the end of its prompt once that is computed."""
+        progress = self._active.setdefault(id(seq), _Progress())
+        if progress.is_current(seq):
+            return
         if self._patience_s and first_visible(seq.num_computed, self._window):
             wait([self._pending], self._patience_s)
             self._patience_s = 0.0
         store = self._store()
         if store is None or not seq.block_table:
             return
-        keys = self._keys.setdefault(id(seq), [store.root])
-        for index in range(len(keys) - 1, seq.num_computed // BLOCK_SIZE):
+        self._tell(store)
+        full = seq.num_computed // BLOCK_SIZE
+        # where it is computed anew, some of what was offered may have been taken back
+        if not progress.keys or len(progress.keys) > full + 1:
+            progress.keys = [store.root]
+        keys = progress.keys
+        for index in range(len(keys) - 1, full):
             keys.append(self._offer(store, seq, keys[-1], index, BLOCK_SIZE))
-        index, length = divmod(seq.num_prompt, BLOCK_SIZE)
-        if length and seq.num_computed >= seq.num_prompt and len(keys) == index + 1:
-            self._offer(store, seq, keys[index], index, length)
+        if seq.num_computed >= seq.num_prompt and not progress.end_offered:
+            index, length = divmod(seq.num_prompt, BLOCK_SIZE)
+            if length and len(keys) == index + 1:
+                self._offer(store, seq, keys[index], index, length)
+            progress.end_offered = True
 
     def finish(self, seq: Sequence) -> None:
         """Offer the end of a sequence that gives its blocks back now."""
         store = self._store()
         if store is not None and seq.block_table:
             self.save(seq)
-            keys = self._keys[id(seq)]
+            keys = self._active[id(seq)].keys
             index, length = divmod(seq.num_computed, BLOCK_SIZE)
             if length and len(keys) == index + 1:
                 self._offer(store, seq, keys[index], index, length)
-        self._keys.pop(id(seq), None)
+        self._active.pop(id(seq), None)
+        if store is not None:
+            self._tell(store)
 
     def close(self, timeout: float = 1.0) -> None:
-        """Finish writing within `timeout` seconds, drop the rest."""
-        if self._pending.cancel():
-            return
-        try:
-            self._pending.result(timeout).close(timeout)
-        except (TimeoutError, OSError, ValueError):
-            return
+        """Finish writing within `timeout` seconds, drop the rest, and let go of the blocks."""
+        if not self._pending.cancel():
+            with suppress(TimeoutError, OSError, ValueError):
+                self._pending.result(timeout).close(timeout)
+        for block in list(self._lent):
+            self._take_back(block)
+        with suppress(ValueError):
+            self._pool.on_allocate.remove(self._take_back)
 
     def _store(self) -> PrefixStore | None:
         if not self._pending.done() or self._pending.exception() is not None:
             return None
         store = self._pending.result()
         return store if store.enabled else None
+
+    def _tell(self, store: PrefixStore) -> None:
+        """On CUDA storing is in nobody's way."""
+        store.set_busy(self._cache.on_cpu and bool(self._active))
 
     def _promote(
         self, chain: Chain, ids: list[int], known: PrefixMatch, held: list[int], fresh: list[int]
@@ -165,6 +207,19 @@ class DiskTier:
     def _offer(self, store: PrefixStore, seq: Sequence, parent: bytes, index: int, length: int) -> bytes:
         ids = seq.token_ids[index * BLOCK_SIZE : index * BLOCK_SIZE + length]
         key = store.key(parent, ids)
-        if index >= seq.first_block and store.needs(key, length):
-            store.offer(parent, ids, self._cache.read(seq.block_table[index], length))
+        if index < seq.first_block:
+            return key
+        block = seq.block_table[index]
+        if length == BLOCK_SIZE and self._cache.on_cpu and not self._window:
+            if store.needs(key, 0):
+                entry = store.lend(parent, ids, self._cache.block(block))
+                if entry is not None:
+                    self._lent[block] = entry
+        elif store.needs(key, length):
+            store.offer(parent, ids, self._cache.read(block, length))
         return key
+
+    def _take_back(self, block: int) -> None:
+        entry = self._lent.pop(block, None)
+        if entry is not None:
+            self._pending.result().revoke(entry)

@@ -18,12 +18,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from disk_store import check_chain, files_in, ids_of, load, offer_prompt, open_store, save
 
 from infer.runtime.kvcache.disk import admin, eviction, folder, label, publish, reader, writer
@@ -65,6 +67,32 @@ class CountingOs:
             return None if name == "close" else real(*args, **kwargs)
 
         return call
+
+
+class Gate:
+    """Holds the writer at its next entry until opened."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.reached, self._open = threading.Event(), threading.Event()
+        real = os.write
+
+        def write(descriptor: int, data: Any) -> int:
+            self.reached.set()
+            self._open.wait(20)
+            return real(descriptor, data)
+
+        patch.setattr(publish.os, "write", write)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def join_writers() -> None:
+    """Wait for threads that outlived their store, 30 s in all."""
+    deadline = time.monotonic() + 30
+    for thread in threading.enumerate():
+        if thread.name == "kv-writer":
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def check_after(root: Path, new: list[int] = NEW) -> None:

@@ -18,7 +18,8 @@ from infer.runtime.kvcache.disk.folder import close_quietly, open_own_folder, op
 from infer.runtime.kvcache.disk.format import BLOCK_TOKENS, VERSION, VERSION_FOLDER, entry_name, model_folder
 from infer.runtime.kvcache.disk.reader import Outcome, Payload, Wanted
 from infer.runtime.kvcache.disk.stats import StoreStats
-from infer.runtime.kvcache.disk.writer import BackgroundWriter, KeySet, PendingEntry, StoreFolder
+from infer.runtime.kvcache.disk.write_queue import PendingEntry
+from infer.runtime.kvcache.disk.writer import BackgroundWriter, StoreFolder
 from infer.runtime.kvcache.keys import KEY_BYTES, block_key, prefix_keys, root_key
 
 _READERS = 2  # one reads while the other checks
@@ -102,7 +103,6 @@ class PrefixStore:
         self._fingerprint = fingerprint
         self._bytes_per_token = bytes_per_token
         self._warn = _Once(warn)
-        self._known = KeySet()
         self._folder = self._open_folder()
         self._writer: BackgroundWriter | None = None
         if self._folder is not None and self._may_write:
@@ -177,12 +177,9 @@ class PrefixStore:
         return self._found(entries, passed, tokens, time.perf_counter() - started)
 
     def needs(self, key: bytes, tokens: int) -> bool:
-        """Whether offering that entry makes sense: it was neither found nor offered in this run, and would be taken."""
-        return (
-            self._writer is not None
-            and key not in self._known
-            and self._writer.has_room(tokens * self._bytes_per_token)
-        )
+        """Whether offering that entry makes sense: it is neither known to be stored nor waiting, and would be taken.
+        tokens: whose payload is copied for it, 0 for one to be lent."""
+        return self._writer is not None and self._writer.queue.wants(key, tokens * self._bytes_per_token)
 
     def offer(self, parent: bytes, ids: Sequence[int], payload: Payload | memoryview | bytes) -> bytes:
         """Store the block of `ids` after `parent` in the background; its key.
@@ -190,21 +187,34 @@ class PrefixStore:
         ids: 1 … 64 of them. payload: a contiguous buffer that the store owns from now on. Never waits: an entry too
         many is dropped. Parents come before their children. Raises ValueError for a payload of the wrong size.
         """
-        if not 1 <= len(ids) <= BLOCK_TOKENS:
-            raise ValueError(f"an entry holds 1 to {BLOCK_TOKENS} tokens, not {len(ids)}")
-        view = (payload.data if isinstance(payload, np.ndarray) else memoryview(payload)).cast("B")
-        if len(view) != len(ids) * self._bytes_per_token:
-            raise ValueError(f"the payload has {len(view)} bytes, not {len(ids) * self._bytes_per_token}")
-        key = block_key(parent, ids)
-        if self._writer is None or key in self._known:
-            return key
-        if self._writer.offer(PendingEntry(key, parent, len(ids), view)):
-            self._known.add(key)
-        return key
+        entry = self._entry(parent, ids, payload)
+        if self._writer is not None:
+            self._writer.offer(entry)
+        return entry.key
+
+    def lend(
+        self, parent: bytes, ids: Sequence[int], payload: Payload | memoryview | bytes
+    ) -> PendingEntry | None:
+        """Like `offer`, but the payload stays the caller's, who calls `revoke` with what this returns before changing
+        a byte of it. None when the entry was not taken."""
+        entry = self._entry(parent, ids, payload)
+        entry.lent = True
+        return entry if self._writer is not None and self._writer.offer(entry) else None
+
+    def revoke(self, entry: PendingEntry) -> None:
+        """Drop a lent entry unless it is stored by now. Never waits."""
+        entry.revoked = True
+        if self._writer is not None:
+            self._writer.queue.withdraw(entry)
+
+    def set_busy(self, busy: bool) -> None:
+        """Whether somebody computes on the cores that storing takes its time from: then it takes a hundredth of one."""
+        if self._writer is not None:
+            self._writer.queue.set_busy(busy)
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything offered is stored or dropped. False after `timeout` seconds."""
-        return self._writer is None or self._writer.drain(timeout)
+        return self._writer is None or self._writer.queue.drain(timeout)
 
     def close(self, timeout: float = 1.0) -> None:
         """Finish writing within `timeout` seconds, drop the rest. Nothing is found or taken afterwards."""
@@ -213,6 +223,16 @@ class PrefixStore:
         self._writer = None
         if folder is not None and ended:  # a thread that hangs in a system call still uses the descriptors
             folder.close()
+
+    def _entry(
+        self, parent: bytes, ids: Sequence[int], payload: Payload | memoryview | bytes
+    ) -> PendingEntry:
+        if not 1 <= len(ids) <= BLOCK_TOKENS:
+            raise ValueError(f"an entry holds 1 to {BLOCK_TOKENS} tokens, not {len(ids)}")
+        view = (payload.data if isinstance(payload, np.ndarray) else memoryview(payload)).cast("B")
+        if len(view) != len(ids) * self._bytes_per_token:
+            raise ValueError(f"the payload has {len(view)} bytes, not {len(ids) * self._bytes_per_token}")
+        return PendingEntry(block_key(parent, ids), parent, len(ids), view)
 
     @property
     def _may_write(self) -> bool:
@@ -313,10 +333,8 @@ class PrefixStore:
         self.stats.loaded_tokens += tokens
         self.stats.loaded_bytes += nbytes
         self.stats.loaded_seconds += seconds
-        for entry in entries:
-            self._known.add(entry.key)
         if self._writer is not None:
-            self._writer.touch(tuple(entry.name for entry in entries))
+            self._writer.found([entry.key for entry in entries], tuple(entry.name for entry in entries))
         return Chain(entries[passed:], passed, tokens, nbytes, seconds)
 
 

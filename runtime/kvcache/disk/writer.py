@@ -6,8 +6,7 @@ import errno
 import os
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,13 @@ from infer.runtime.kvcache.disk.format import HEADER_BYTES, Header, entry_name, 
 from infer.runtime.kvcache.disk.label import write_label
 from infer.runtime.kvcache.disk.publish import OutOfTime, Temporary
 from infer.runtime.kvcache.disk.stats import StoreStats
+from infer.runtime.kvcache.disk.write_queue import PendingEntry, WriteQueue
 from infer.runtime.store.files import human_size
 
 # this entry only; the next may go through
 _PASSING = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.ENOENT, errno.EEXIST}
 )
-_REMEMBERED = 1 << 16
 _NICE = 10
 
 
@@ -42,34 +41,6 @@ class StoreFolder:
     def close(self) -> None:
         for descriptor in (self.model, self.version):
             close_quietly(descriptor)
-
-
-@dataclass(frozen=True)
-class PendingEntry:
-    """payload: bytes that nobody changes any more."""
-
-    key: bytes
-    parent: bytes
-    tokens: int
-    payload: memoryview
-
-
-class KeySet:
-    """The last 65,536 keys put in."""
-
-    def __init__(self) -> None:
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._keys
-
-    def add(self, key: bytes) -> None:
-        self._keys[key] = None
-        if len(self._keys) > _REMEMBERED:
-            self._keys.popitem(last=False)
-
-    def discard(self, key: bytes) -> None:
-        self._keys.pop(key, None)
 
 
 class BackgroundWriter:
@@ -91,105 +62,58 @@ class BackgroundWriter:
         self._fingerprint = fingerprint
         self._quota = quota
         self._stats = stats
-        self._queue_bytes = queue_bytes
         self._warn = warn
         self._label = label
-        self._changed = threading.Condition()
-        self._jobs: deque[PendingEntry | tuple[str, ...]] = deque()
-        self._waiting_bytes = 0
-        self._deadline: float | None = None
-        self._stopped = False
         self._thread: threading.Thread | None = None
-        self._dropped = KeySet()
-
-    def has_room(self, size: int) -> bool:
-        """Whether an entry of `size` payload bytes would be taken now."""
-        return (
-            not self._stopped and self._deadline is None and self._waiting_bytes + size <= self._queue_bytes
-        )
+        self.queue = WriteQueue(queue_bytes, stats)
 
     def offer(self, entry: PendingEntry) -> bool:
-        """Take an entry, or drop it when the queue is full, writing has stopped, or its parent was dropped."""
-        size = len(entry.payload)
-        with self._changed:
-            if not self.has_room(size) or entry.parent in self._dropped:
-                self._drop(entry)
-                return False
-            self._waiting_bytes += size
-            self._push(entry)
-        return True
+        """Whether the entry was taken."""
+        taken = self.queue.add(entry)
+        if taken:
+            self._start()
+        return taken
 
-    def touch(self, names: tuple[str, ...]) -> None:
-        """Mark entries as just used, later."""
-        with self._changed:
-            if names and not self._stopped and self._deadline is None:
-                self._push(names)
+    def found(self, keys: Iterable[bytes], names: tuple[str, ...]) -> None:
+        """These entries are on disk: mark them as just used, later."""
+        self.queue.found(keys, names)
+        self._start()
 
     def close(self, timeout: float) -> bool:
         """Write what is waiting, for `timeout` seconds at most, drop the rest. Whether the thread has ended."""
-        with self._changed:
-            if self._deadline is None:
-                self._deadline = time.monotonic() + timeout
-            self._changed.notify()
-            thread = self._thread
-        if thread is None:
+        self.queue.finish_by(time.monotonic() + timeout)
+        if self._thread is None:
             return True
-        thread.join(timeout + 0.05)
-        return not thread.is_alive()
+        self._thread.join(timeout + 0.05)
+        return not self._thread.is_alive()
 
-    def drain(self, timeout: float) -> bool:
-        """Wait until nothing is waiting or being written. False after `timeout` seconds."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._jobs or self._stopped, timeout)
-
-    def _push(self, job: PendingEntry | tuple[str, ...]) -> None:
-        self._jobs.append(job)
-        self._changed.notify()
+    def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="kv-writer", daemon=True)
             self._thread.start()
-
-    def _drop(self, entry: PendingEntry) -> None:
-        self._dropped.add(entry.key)
-        self._stats.dropped_entries += 1
-
-    def _expired(self) -> bool:
-        return self._deadline is not None and time.monotonic() > self._deadline
 
     def _run(self) -> None:
         # on Linux this concerns the thread alone; elsewhere it would slow the whole process
         if hasattr(os, "sched_setaffinity"):
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._deadline is not None)
-                if not self._jobs or self._stopped or self._expired():
-                    break
-                job = self._jobs[0]
+        queue = self.queue
+        while (job := queue.take()) is not None:
+            started = time.thread_time()
             if isinstance(job, PendingEntry):
-                self._store_or_stop(job)
+                queue.done(job, self._store_or_stop(job))
             else:
                 self._touch(job)
-            with self._changed:
-                self._jobs.popleft()
-                if isinstance(job, PendingEntry):
-                    self._waiting_bytes -= len(job.payload)
-                self._changed.notify_all()
-        if not (self._quota.scanned or self._stopped or self._expired()):
+                queue.done(job, True)
+            queue.rest(time.thread_time() - started)
+        if not (self._quota.scanned or queue.stopped or queue.expired):
             collect_temporaries(self._folder.version)
-        with self._changed:
-            for job in self._jobs:
-                if isinstance(job, PendingEntry):
-                    self._drop(job)
-            self._jobs.clear()
-            self._waiting_bytes = 0
-            self._changed.notify_all()
+        queue.clear()
 
-    def _store_or_stop(self, entry: PendingEntry) -> None:
-        stored = False
+    def _store_or_stop(self, entry: PendingEntry) -> bool:
+        """Whether the entry is on disk now."""
         try:
-            stored = entry.parent not in self._dropped and self._store(entry)
+            return self._store(entry)
         except OutOfTime:
             pass
         except OSError as error:
@@ -199,18 +123,14 @@ class BackgroundWriter:
             self._stop(str(error))
         except MemoryError:
             pass
-        with self._changed:
-            if stored:
-                self._dropped.discard(entry.key)
-            else:
-                self._drop(entry)
+        return False
 
     def _stop(self, reason: str) -> None:
-        self._stopped = True
+        self.queue.stopped = True
         self._warn(f"{reason}; the prompt cache stores nothing more in this run")
 
     def _store(self, entry: PendingEntry) -> bool:
-        """Whether the entry is on disk now. Raises OSError, OutOfTime, CacheFolderError."""
+        """Raises OSError, OutOfTime, CacheFolderError."""
         name = entry_name(entry.parent, entry.tokens, entry.key)
         size = HEADER_BYTES + len(entry.payload)
         if self._is_stored(name):
@@ -231,7 +151,9 @@ class BackgroundWriter:
                 payload_bytes=len(entry.payload),
                 checksum=payload_digest(entry.payload),
             )
-            temporary.write(header.encode(), entry.payload, self._expired)
+            temporary.write(header.encode(), entry.payload, lambda: self.queue.expired)
+            if entry.revoked:  # perhaps before the last byte was read
+                return False
             temporary.publish()
         self._stats.written_entries += 1
         self._stats.written_bytes += size
