@@ -1,9 +1,9 @@
 """What writing the disk prefix cache costs an engine that goes on computing, in one process.
 
-Rounds alternate between an engine without the cache and one that stores into a fresh folder, each loaded anew. Every
-round computes the same three prompts of random tokens: one after which the store is given time to finish, and two back
-to back, of which the second is measured, while the first still waits to be written. Then the engine is closed, which
-writes what is left. Ratios are storing / without, of the same prompt in one round; run it on a quiet machine.
+Rounds alternate between storing and not storing, of one engine whose store takes nothing in the latter: two engines
+would differ by where their weights lie in memory. Every round computes new prompts of random tokens: one after which
+the store is given time to finish, and two back to back, of which the second is measured, while the first still waits
+to be written. Ratios are storing / without, of neighbouring rounds; run it on a quiet machine.
 
     python benchmarks/storing.py -m model.gguf [--tokens 2000] [--decode 64] [--runs 9]
 """
@@ -16,10 +16,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 from infer.runtime.config import BLOCK_SIZE, EngineConfig
+from infer.runtime.kvcache.disk.store import PrefixStore
 from infer.runtime.loader import LoadedModel, load_model
 from infer.runtime.request import Request
 from infer.samplers.params import SamplingParams
@@ -35,12 +38,11 @@ class Timing(NamedTuple):
 
 
 class Round(NamedTuple):
-    """closing_s: what `close` took. stored: the fraction of the full blocks that is in the store then."""
+    """written_s: from the end of the prompt that is alone until all of its full blocks are in the store."""
 
     alone: Timing
     back_to_back: Timing
-    closing_s: float
-    stored: float
+    written_s: float
 
 
 def answer(model: LoadedModel, seed: int, tokens: int, decode: int) -> Timing:
@@ -57,29 +59,43 @@ def answer(model: LoadedModel, seed: int, tokens: int, decode: int) -> Timing:
     return Timing(first - started, (time.perf_counter() - first) / (decode - 1))
 
 
-def measure(options: argparse.Namespace, seed: int, *, storing: bool) -> Round:
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch, "cache") if storing else None
-        ctx = 2 * (options.tokens + options.decode)
-        config = EngineConfig(prefix_cache=storing, cache_dir=folder, ctx=ctx)
-        model = load_model(options.m, config, memo_dir=options.memo)
-        answer(model, seed, WARM_UP, 4)
-        time.sleep(options.pause)
-        alone = answer(model, seed + 1, options.tokens, options.decode)
-        time.sleep(options.pause)
-        answer(model, seed + 2, options.tokens, options.decode)
-        back_to_back = answer(model, seed + 3, options.tokens, options.decode)
-        started = time.perf_counter()
-        model.close()
-        closing_s = time.perf_counter() - started
-        stored = 0 if folder is None else len(list(folder.glob(f"*/*/*-{BLOCK_SIZE}-*.kv")))
-    computed = (WARM_UP + 3) // BLOCK_SIZE + 3 * ((options.tokens + options.decode - 1) // BLOCK_SIZE)
-    return Round(alone, back_to_back, closing_s, stored / computed)
+def full_blocks(options: argparse.Namespace) -> int:
+    return int((options.tokens + options.decode - 1) // BLOCK_SIZE)
+
+
+def wait_for(folder: Path, blocks: int) -> float:
+    """Seconds until the store holds so many full blocks. Raises TimeoutError after a minute."""
+    started = time.perf_counter()
+    while len(list(folder.glob(f"*/*/*-{BLOCK_SIZE}-*.kv"))) < blocks:
+        if time.perf_counter() - started > 60:
+            raise TimeoutError(f"the store does not come to {blocks} blocks")
+        time.sleep(0.002)
+    return time.perf_counter() - started
+
+
+def measure(model: LoadedModel, folder: Path, options: argparse.Namespace, seed: int, before: int) -> Round:
+    """before: full blocks in the store, which each of the three prompts adds to. A round without storing adds none."""
+    storing, each = before >= 0, full_blocks(options)
+    alone = answer(model, seed, options.tokens, options.decode)
+    written_s = wait_for(folder, before + each) if storing else 0.0
+    answer(model, seed + 1, options.tokens, options.decode)
+    back_to_back = answer(model, seed + 2, options.tokens, options.decode)
+    if storing:
+        wait_for(folder, before + 3 * each)
+    return Round(alone, back_to_back, written_s)
+
+
+def without_storing() -> AbstractContextManager[object]:
+    return mock.patch.object(PrefixStore, "needs", lambda *_: False)
 
 
 def report(name: str, values: Iterable[float]) -> None:
     found = sorted(values)
-    print(f"{name:40} median {statistics.median(found):9.3f}   {found[0]:.3f} … {found[-1]:.3f}")
+    spread = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
+    print(
+        f"{name:40} median {statistics.median(found):9.3f}   {found[0]:.3f} … {found[-1]:.3f}"
+        f"   mean {statistics.fmean(found):.3f} ± {spread:.3f}"
+    )
 
 
 def compare(name: str, without: Iterable[Timing], storing: Iterable[Timing]) -> None:
@@ -97,22 +113,33 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--pause", type=float, default=1.0, help="seconds in which the store finishes")
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds in which the store opens")
     options = parser.parse_args()
-    rounds: dict[bool, list[Round]] = {False: [], True: []}
-    with tempfile.TemporaryDirectory() as memo:
-        options.memo = Path(memo)
+    without: list[Round] = []
+    storing: list[Round] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, "cache")
+        config = EngineConfig(cache_dir=folder, ctx=2 * (options.tokens + options.decode))
+        model = load_model(options.m, config, memo_dir=Path(scratch))
+        time.sleep(options.pause)
+        answer(model, 0, WARM_UP, 4)
+        before = WARM_UP // BLOCK_SIZE
+        wait_for(folder, before)
         for run in range(options.runs):
-            for storing in (False, True) if run % 2 else (True, False):
-                rounds[storing].append(measure(options, 4 * run, storing=storing))
-    without, stored = rounds[False], rounds[True]
-    compare("alone", (found.alone for found in without), (found.alone for found in stored))
+            for store in (False, True) if run % 2 else (True, False):
+                seed = 1 + 6 * run + 3 * store
+                if store:
+                    storing.append(measure(model, folder, options, seed, before))
+                    before += 3 * full_blocks(options)
+                else:
+                    with without_storing():
+                        without.append(measure(model, folder, options, seed, -1))
+        model.close()
+    compare("alone", (found.alone for found in without), (found.alone for found in storing))
     compare(
-        "back to back", (found.back_to_back for found in without), (found.back_to_back for found in stored)
+        "back to back", (found.back_to_back for found in without), (found.back_to_back for found in storing)
     )
-    report("close: ms without", (1e3 * found.closing_s for found in without))
-    report("close: ms storing", (1e3 * found.closing_s for found in stored))
-    report("full blocks stored / computed", (found.stored for found in stored))
+    report("all written after, ms", (1e3 * found.written_s for found in storing))
 
 
 if __name__ == "__main__":

@@ -164,4 +164,4 @@ def test_what_storing_costs(tiny_llama: Tiny) -> None:
         for how in ("alone", "back to back")
         for what in ("prefill", "per token")
     ]
-    assert 0 < float(rows["full blocks stored / computed"][0]) <= 1
+    assert float(rows["all written after, ms"][0]) > 0
