@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from infer.quant.kernels.arena import huge_pages
 from infer.runtime.config import BLOCK_SIZE, ModelConfig
+
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 KV_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "int8": torch.int8}
 
@@ -48,31 +54,35 @@ class PagedKVCache:
         self.values: list[torch.Tensor] = []
         self.key_scales: list[torch.Tensor] = []
         self.value_scales: list[torch.Tensor] = []
+        # of each array in a block: bytes of a number, how many groups of 64 positions, numbers of a position in a group
+        self._arrays: list[tuple[int, int, int]] = []
         offset = 0
 
-        def take(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        def take(dtype: torch.dtype, axis: int, *shape: int) -> torch.Tensor:
+            """axis: of the positions."""
             nonlocal offset
-            size = int(np.prod(shape)) * dtype.itemsize
+            size = math.prod(shape) * dtype.itemsize
             part = self._storage[:, offset : offset + size].view(dtype)
             offset += size
+            self._arrays.append((dtype.itemsize, math.prod(shape[:axis]), math.prod(shape[axis + 1 :])))
             return part.view(blocks, *shape)
 
         for _ in range(config.block_count):
-            self.keys.append(take(self.dtype, heads, dim, BLOCK_SIZE))
+            self.keys.append(take(self.dtype, 2, heads, dim, BLOCK_SIZE))
             if latent:
                 self.values.append(self.keys[-1][:, :, :latent].transpose(2, 3))
             else:
-                self.values.append(take(self.dtype, heads, BLOCK_SIZE, dim))
+                self.values.append(take(self.dtype, 1, heads, BLOCK_SIZE, dim))
             if scale_bytes:
-                self.key_scales.append(take(torch.float32, heads, BLOCK_SIZE))
-                scales = self.key_scales[-1] if latent else take(torch.float32, heads, BLOCK_SIZE)
+                self.key_scales.append(take(torch.float32, 1, heads, BLOCK_SIZE))
+                scales = self.key_scales[-1] if latent else take(torch.float32, 1, heads, BLOCK_SIZE)
                 self.value_scales.append(scales)
 
     @property
     def on_cpu(self) -> bool:
         return self._storage.device.type == "cpu"
 
-    def block(self, block: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    def block(self, block: int) -> Bytes:
         """uint8 [block_bytes]: a block itself, of a cache on the CPU."""
         return self._storage[block].numpy()
 
@@ -80,39 +90,36 @@ class PagedKVCache:
         """Make block `target` hold what block `source` holds."""
         self._storage[target] = self._storage[source]
 
-    def read(self, block: int, tokens: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    def read(self, block: int, tokens: int) -> Bytes:
         """The first `tokens` positions of a block, uint8 [tokens * bytes_per_token], copied: per layer K, V (and their
         scales) in the order above, each cut to those positions."""
+        data = self._storage[block].cpu().numpy()
         if tokens == BLOCK_SIZE:
-            return self._storage[block].cpu().numpy().copy()
-        parts = [part[block].narrow(axis, 0, tokens) for part, axis in self._parts()]
-        return torch.cat([part.contiguous().view(torch.uint8).flatten().cpu() for part in parts]).numpy()
+            return data.copy()
+        return np.concatenate([part.ravel().view(np.uint8) for part in self._beginnings(data, tokens)])
 
-    def write(self, block: int, tokens: int, payload: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+    def write(self, block: int, tokens: int, payload: Bytes) -> None:
         """Put what `read` gave into a block. Raises ValueError when the size does not fit."""
         if payload.nbytes != tokens * self.bytes_per_token:
             raise ValueError(f"{payload.nbytes} bytes are not {tokens} tokens of {self.bytes_per_token}")
-        source = torch.from_numpy(payload)
-        if tokens == BLOCK_SIZE:
-            self._storage[block].copy_(source)
-            return
-        offset = 0
-        for part, axis in self._parts():
-            target = part[block].narrow(axis, 0, tokens)
-            size = target.numel() * target.element_size()
-            piece = source[offset : offset + size].clone().view(target.dtype)
-            target.copy_(piece.view(target.shape))
-            offset += size
+        data = payload
+        if tokens < BLOCK_SIZE:
+            data = self._storage[block].cpu().numpy()  # on the CPU the block itself
+            offset = 0
+            for part in self._beginnings(data, tokens):
+                part[...] = payload[offset : offset + part.nbytes].view(part.dtype).reshape(part.shape)
+                offset += part.nbytes
+        if tokens == BLOCK_SIZE or not self.on_cpu:
+            self._storage[block].copy_(torch.from_numpy(data))
 
-    def _parts(self) -> list[tuple[torch.Tensor, int]]:
-        """Every array with the axis of its positions, in storage order."""
-        parts = []
-        for layer in range(len(self.keys)):
-            stored = [(self.keys[layer], 2), (self.values[layer], 1)]
-            if self.key_scales:
-                stored += [(self.key_scales[layer], 1), (self.value_scales[layer], 1)]
-            parts += stored[::2] if self.latent else stored
-        return parts
+    def _beginnings(self, block: Bytes, tokens: int) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+        """Views [groups, tokens, numbers of a position] of the first positions of each array, as unsigned integers."""
+        offset = 0
+        for itemsize, groups, numbers in self._arrays:
+            size = itemsize * groups * BLOCK_SIZE * numbers
+            array = block[offset : offset + size].view(f"u{itemsize}").reshape(groups, BLOCK_SIZE, numbers)
+            offset += size
+            yield array[:, :tokens]
 
     def store(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> None:
         """Write k and v [T, kv_heads, head_dim] to slots int64 [T]; v is None for latent attention."""
