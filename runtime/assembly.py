@@ -107,7 +107,8 @@ def kv_identity(
     numpy makes the rope tables."""
     version = str(kernel.version)
     if isinstance(kernel, NativeKernel):
-        version += "-" + hashlib.sha256(library_path().read_bytes()).hexdigest()[:16]
+        with library_path().open("rb") as library:
+            version += "-" + hashlib.file_digest(library, "sha256").hexdigest()[:16]
     return KVIdentity(
         weights=weights,
         architecture=shape.architecture,
