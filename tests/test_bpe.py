@@ -519,6 +519,15 @@ def test_ascii_texts_are_cut_as_the_library_cuts_them(name: str, text: str) -> N
     assert tokenizer._ascii.cut(text) == tokenizer._cut(text)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_text_takes_time_by_its_square(name: str) -> None:
+    tokenizer = load_tokenizer(metadata(name))
+    assert isinstance(tokenizer, BPETokenizer)
+    for run in " a!":
+        text = run * 100_000 + "1"
+        assert tokenizer._ascii.cut(text) == tokenizer._cut(text)
+
+
 def test_the_library_is_loaded_for_what_needs_it_alone() -> None:
     program = (
         "import sys; from infer.runtime.tokenizer.load import load_tokenizer;"

@@ -62,6 +62,8 @@ _DEEPSEEK_LETTERS = (
     r"]+"
 )
 _DEEPSEEK_PUNCTUATION = r"\s?[!-/:-~！-／：-～‘-‟　-。]+"
+# As the model has it, r"\s+$", the time for a run of blanks in front of a digit grows with its square.
+_BLANKS_AT_THE_END = r"(?<!\s)\s+$"
 _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
@@ -155,7 +157,7 @@ FAMILIES: Mapping[str, PreTokenizer] = {
     "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
     "falcon": PreTokenizer(("punctuation", "gpt2", "numbers", "[0-9][0-9][0-9]")),
     "deepseek-llm": PreTokenizer(
-        ("[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_PUNCTUATION, r"\s+$", _CJK, "digits")
+        ("[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_PUNCTUATION, _BLANKS_AT_THE_END, _CJK, "digits")
     ),
     "deepseek-coder": PreTokenizer(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, "digits")),
     "deepseek-v3": PreTokenizer(
