@@ -324,8 +324,9 @@ def test_a_terminal_without_escape_sequences(start: Start, home: Path, term: str
     terminal.send("/edit\r")
     terminal.wait("cannot edit it, so type it again: \ufffd")
     ask(terminal, "again", "there.")
+    before = len(terminal.raw)
     terminal.send("   \r")
-    terminal.prompt()
+    terminal.wait("> ", since=before)
     assert texts(home, "s")[::2] == ["hi", "one\ntwo", "/exit\n\nend", "again"]
     terminal.send("half")
     terminal.wait("> half")
