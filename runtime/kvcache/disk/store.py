@@ -208,7 +208,7 @@ class PrefixStore:
             self._writer.queue.withdraw(entry)
 
     def set_busy(self, busy: bool) -> None:
-        """Whether somebody computes on the cores that storing takes its time from: then it takes a hundredth of one."""
+        """Whether somebody computes on the cores that storing takes its time from: then it takes 1/200 of one."""
         if self._writer is not None:
             self._writer.queue.set_busy(busy)
 
