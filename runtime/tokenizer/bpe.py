@@ -1,7 +1,8 @@
 """Byte-level BPE: every text is bytes, every byte is one printable character, merges do the rest.
 
-Source: Radford et al. 2019 (GPT-2), section 2.2. Merging and the pre-tokenizers' regular expressions are the
-`tokenizers` library's; which tokens may match in a text at all is decided here, before it sees the text.
+Source: Radford et al. 2019 (GPT-2), section 2.2. Which tokens may match in a text at all is decided here; what is
+between them is cut into words, and the words are merged, by `ascii_words` and `word_merges` or, where the text asks for
+it, by the `tokenizers` library, with the same result.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ MAX_PART = 2_000_000
 # words none that tells words apart, as `tells_words_apart` asks.
 _LINES = re.compile(r"(?<=\S)\n(?=[A-Za-z])")
 _WORDS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
-
 
 # A text of so many characters is worth the library's tables, 0.3 s and 60 MiB for 150,000 tokens; a shorter one is
 # merged here, where a vocabulary needs neither.
@@ -99,14 +99,16 @@ class BPETokenizer(VocabularyTokenizer):
         return ids
 
     def _encode_plain(self, text: str) -> list[int]:
-        if self._short is not None and len(text) >= LONG_TEXT:
-            self._use_library(self._short.merges)
-        if self._short is None:
+        short = self._short
+        if short is not None and len(text) >= LONG_TEXT:
+            self._use_library(short.merges)
+            short = None
+        if short is None:
             ids = self._encode_long(text)
         else:
             refuse_surrogates(text)
             words = self._ascii.cut(text) if text.isascii() else self._cut(text)
-            ids = list(chain.from_iterable(map(self._short.encode, words)))
+            ids = list(chain.from_iterable(map(short.encode, words)))
         if self._unencodable and not self._warned:
             data = text.encode()
             lost = len(data) - len(data.translate(None, self._unencodable))

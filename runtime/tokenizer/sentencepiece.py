@@ -1,7 +1,8 @@
 """SentencePiece vocabularies: pieces of text with scores, merged pair by pair or chosen by a unigram model.
 
-Source: Kudo & Richardson 2018 (SentencePiece), Kudo 2018 (unigram). The `sentencepiece` library encodes; it is
-given a model put together here out of checked values, never bytes of a file (model_proto, charsmap).
+Source: Kudo & Richardson 2018 (SentencePiece), Kudo 2018 (unigram). Short texts of plain BPE models are merged by
+`piece_merges`; everything else the `sentencepiece` library encodes, with the same result. It is given a model put
+together here out of checked values, never bytes of a file (model_proto, charsmap).
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ class SentencePieceTokenizer(VocabularyTokenizer):
         return ids
 
     def _encode_plain(self, text: str) -> list[int]:
-        if self._short is not None and len(text) < LONG_TEXT:
-            return self._short.encode(self._prefix + text.replace(" ", SPACE)) if text else []
+        short = self._short
+        if short is not None and len(text) < LONG_TEXT:
+            return short.encode(self._prefix + text.replace(" ", SPACE)) if text else []
         if self._processor is None:
             self._processor, self._short = _build(self._model.proto()), None
         ids: list[int] = self._processor.encode(text)
