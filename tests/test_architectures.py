@@ -167,6 +167,7 @@ def test_the_joined_up_projection_of_older_files_is_taken_apart(
     ("case", "metadata", "error", "message"),
     [
         ("gemma3", {"gemma3.attention.sliding_window_pattern": [True, False]}, CheckpointError, "covers 2 of 7 layers"),
+        ("gemma3", {"gemma3.attention.sliding_window_pattern": [1, 0]}, CheckpointError, "of int where array of bool"),
         ("gemma3", {"gemma3.attention.sliding_window": 0.5}, CheckpointError, "gemma3.attention.sliding_window"),
         ("gemma3", {"gemma3.attention.clamp_kqv": 0.5}, UnsupportedModelError, "clamp_kqv is not known"),
         ("gemma2", {"gemma2.attn_logit_softcapping": -1.0}, CheckpointError, "attn_logit_softcapping is -1"),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -28,11 +29,13 @@ from disk_store import (
 )
 
 from infer.runtime.config import EngineConfig, ModelConfig, RopeConfig
+from infer.runtime.errors import ModelError
 from infer.runtime.kvcache.block_pool import BlockPool
 from infer.runtime.kvcache.disk import admin, publish
 from infer.runtime.kvcache.disk.format import parse_entry_name, short_key
+from infer.runtime.kvcache.disk.stats import StoreStats
 from infer.runtime.kvcache.disk.store import PrefixStore
-from infer.runtime.kvcache.disk.write_queue import PendingEntry
+from infer.runtime.kvcache.disk.write_queue import PendingEntry, WriteQueue
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.kvcache.prefix import PrefixCache
 from infer.runtime.kvcache.tier import DiskTier, PrefillRate
@@ -232,8 +235,9 @@ def _compute(seq: Sequence, end: int, pool: BlockPool, cache: PagedKVCache) -> N
     seq.num_computed = end
 
 
+@pytest.mark.parametrize("steps", [(2 * BLOCK, len(FOUR)), (len(FOUR),)], ids=["in two steps", "in one"])
 def test_a_sequence_that_is_computed_anew_offers_its_blocks_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: tuple[int, ...]
 ) -> None:
     gate = Gate(monkeypatch)
     store = open_store(tmp_path)
@@ -254,12 +258,35 @@ def test_a_sequence_that_is_computed_anew_offers_its_blocks_anew(
     gate.open()
     assert store.flush(20)
     assert files_in(tmp_path) == []
-    for end in (2 * BLOCK, len(FOUR)):
+    for end in steps:
         _compute(seq, end, pool, cache)
         tier.save(seq)
     tier.finish(seq)
     tier.close(20)
     assert load(tmp_path, FOUR).tokens == 4 * BLOCK - 1
+
+
+def test_what_another_process_stored_is_a_parent_again() -> None:
+    stats = StoreStats()
+    queue = WriteQueue(1 << 20, stats)
+    parent, child = (PendingEntry(key, b"r", 64, memoryview(b"")) for key in (b"p", b"c"))
+    child.parent = b"p"
+    assert queue.add(parent)
+    assert queue.take() is parent
+    queue.done(parent, stored=False)
+    queue.found([b"p"], ())
+    assert queue.add(child)
+    assert queue.take() is child
+    assert stats.dropped_entries == 1
+
+
+def test_an_engine_whose_store_could_not_be_opened_closes() -> None:
+    failed: Future[PrefixStore] = Future()
+    failed.set_exception(ModelError("the weights cannot be read"))
+    pool = BlockPool(2)
+    tier = DiskTier(failed, pool, PrefixCache(pool), mock.Mock(), PrefillRate(1.0))
+    tier.close()
+    assert len(pool.on_allocate) == 1  # the prefix cache's
 
 
 def test_full_blocks_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

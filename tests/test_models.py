@@ -96,6 +96,12 @@ def test_rope_frequencies_divide(tiny_llama: Tiny, tmp_path: Path) -> None:
     assert torch.allclose(halved.cos[2::2], plain.cos[1:32], atol=1e-6)
 
 
+def test_rope_frequencies_out_of_range_are_no_warnings() -> None:
+    config = RopeConfig(dim=8, scaling="linear", factor=1e-320)
+    for factors in (None, torch.zeros(4)):
+        rope_table(config, 64, factors, torch.device("cpu")).ready(64)
+
+
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
 def test_rope_scalings_equal_transformers(kind: str) -> None:
     from transformers import LlamaConfig

@@ -98,9 +98,10 @@ def test_pairs_of_pieces_are_told(pairs: list[str], found: bool) -> None:
 def colliding(count: int) -> list[str]:
     """Printable texts of six characters with one hash."""
     first = int.from_bytes(b"aaaaaa", "big")
-    prime = (1 << 31) - 1
+    prime = (1 << 31) - 19
     numbers = (value.to_bytes(6, "big") for value in range(first, 1 << 48, prime))
-    return [text.decode() for text in islice((t for t in numbers if t.isalnum()), count)]
+    printable = (text.decode() for text in numbers if text.isascii() and text.decode().isprintable())
+    return list(islice(printable, count))
 
 
 def test_a_vocabulary_made_to_be_slow_is_refused() -> None:
@@ -114,6 +115,19 @@ def test_a_vocabulary_made_to_be_slow_is_refused() -> None:
         load_tokenizer({**metadata, "tokenizer.ggml.tokens": many})
     with pytest.raises(TokenizerError, match="'a' is there twice"):
         load_tokenizer({**metadata, "tokenizer.ggml.tokens": ["a"] * 40})
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        ["-" * size for size in range(2, 513)],
+        ["Ġ" * size for size in range(2, 513)],
+        [f"<{row}_{column}>" for row in range(100, 200) for column in range(100, 200)],
+    ],
+    ids=["dashes", "spaces", "places"],
+)
+def test_vocabularies_of_one_pattern_are_not_taken_for_such(tokens: list[str]) -> None:
+    assert not TokenIndex(TextArray.of(tokens)).crowded
 
 
 @given(st.text("ab", max_size=30), st.dictionaries(st.text("ab", min_size=2, max_size=4), st.integers(0, 9)))

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from infer.runtime.config import BLOCK_SIZE
+from infer.runtime.errors import InferError
 from infer.runtime.kvcache.block_pool import BlockPool
 from infer.runtime.kvcache.disk.reader import Payload
 from infer.runtime.kvcache.disk.store import Chain, PrefixStore
@@ -39,15 +40,18 @@ class PrefillRate:
 
 @dataclass
 class _Progress:
-    """keys: the root's and those of the full blocks that were offered. end_offered: the shorter block that ends the
-    prompt was."""
+    """What was offered of a sequence. table: its block table then; one that gave its blocks back gets another.
 
+    keys: the root's and those of the full blocks. end_offered: whether the shorter block that ends the prompt was.
+    """
+
+    table: list[int] | None = None
     keys: list[bytes] = field(default_factory=list)
     end_offered: bool = False
 
     def is_current(self, seq: Sequence) -> bool:
         """Whether nothing was completed since, nor given up to be computed again."""
-        if not self.keys or (seq.num_computed >= seq.num_prompt and not self.end_offered):
+        if self.table is not seq.block_table or (seq.num_computed >= seq.num_prompt and not self.end_offered):
             return False
         return len(self.keys) - 1 == seq.num_computed // BLOCK_SIZE
 
@@ -136,8 +140,8 @@ class DiskTier:
         self._tell(store)
         full = seq.num_computed // BLOCK_SIZE
         # where it is computed anew, some of what was offered may have been taken back
-        if not progress.keys or len(progress.keys) > full + 1:
-            progress.keys = [store.root]
+        if progress.table is not seq.block_table:
+            progress = self._active[id(seq)] = _Progress(seq.block_table, [store.root])
         keys = progress.keys
         for index in range(len(keys) - 1, full):
             keys.append(self._offer(store, seq, keys[-1], index, BLOCK_SIZE))
@@ -163,7 +167,7 @@ class DiskTier:
     def close(self, timeout: float = 1.0) -> None:
         """Finish writing within `timeout` seconds, drop the rest, and let go of the blocks."""
         if not self._pending.cancel():
-            with suppress(TimeoutError, OSError, ValueError):
+            with suppress(TimeoutError, OSError, ValueError, InferError):
                 self._pending.result(timeout).close(timeout)
         for block in list(self._lent):
             self._take_back(block)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from infer.runtime.checkpoint.metadata import get_bool, get_float, get_int, get_list, get_str
+from infer.runtime.checkpoint.base import ValueType
+from infer.runtime.checkpoint.metadata import get_bool, get_float, get_int, get_list, get_str, value_type
 from infer.runtime.config import ModelConfig, MoEConfig, RopeConfig
 from infer.runtime.errors import CheckpointError, UnsupportedModelError
 
@@ -66,7 +67,7 @@ class HyperParameters:
         """
         size = self.integer("attention.sliding_window", default, low=0)
         name = self._mark("attention.sliding_window_pattern")
-        if isinstance(self.metadata.get(name), list):
+        if name in self.metadata and value_type(self.metadata[name]) is ValueType.ARRAY:
             local = get_list(self.metadata, name, bool)
             if len(local) < layers:
                 raise CheckpointError(

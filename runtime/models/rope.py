@@ -22,14 +22,16 @@ def rope_table(
 ) -> RopeTable:
     """factors: the file's own divisors of the frequencies (`rope_freqs`, `rope_factors_long`), float32 [dim / 2].
     Computed in float64."""
-    inverse: Frequencies = config.base ** -(np.arange(0, config.dim, 2, dtype=np.float64) / config.dim)
-    if factors is not None:
-        inverse = inverse / factors.cpu().numpy().astype(np.float64)
-    inverse, magnitude = _scaled(config, inverse)
+    with np.errstate(all="ignore"):  # what is not finite shows in the logits, which are checked
+        inverse: Frequencies = config.base ** -(np.arange(0, config.dim, 2, dtype=np.float64) / config.dim)
+        if factors is not None:
+            inverse = inverse / factors.cpu().numpy().astype(np.float64)
+        inverse, magnitude = _scaled(config, inverse)
 
     def rows(start: int, stop: int) -> tuple[Frequencies, Frequencies]:
-        angles = np.arange(start, stop, dtype=np.float64)[:, np.newaxis] * inverse
-        return np.cos(angles) * magnitude, np.sin(angles) * magnitude
+        with np.errstate(all="ignore"):
+            angles = np.arange(start, stop, dtype=np.float64)[:, np.newaxis] * inverse
+            return np.cos(angles) * magnitude, np.sin(angles) * magnitude
 
     return RopeTable((positions, config.dim // 2), config.pairing, device, rows)
 

@@ -6,14 +6,17 @@ import re
 from collections.abc import Collection, Iterator
 
 MAX_LITERAL = 1024  # characters
+_MOST_IN_CLASS = 256  # above U+FFFF the characters of a class are tried one after the other
 
 
 class LiteralMatcher:
-    """Splits texts at literals. Built once; a call costs no more for many literals than for few.
+    """Splits texts at literals. Built once; a call costs no more for many literals than for few of as many lengths.
 
     A pattern of the possible first (two) characters finds candidates; each is looked up by length, the
     longest first. Raises ValueError for an empty literal or one longer than MAX_LITERAL.
     """
+
+    most_lengths: int  # that literals with one first character have
 
     def __init__(self, literals: Collection[str]) -> None:
         self._literals = frozenset(literals)
@@ -23,6 +26,7 @@ class LiteralMatcher:
                 raise ValueError(f"a special token of {len(literal)} characters (1 to {MAX_LITERAL} can be)")
             lengths.setdefault(literal[0], set()).add(len(literal))
         self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
+        self.most_lengths = max(map(len, lengths.values()), default=0)
         self._candidate: re.Pattern[str] | None = None
         if self._literals:
             pattern = _char_class(lengths)
@@ -52,7 +56,7 @@ class LiteralMatcher:
         while found := self._candidate.search(text, position):
             start = found.start()
             position = start + 1
-            for length in self._lengths[text[start]]:
+            for length in self._lengths.get(text[start], ()):
                 if text[start : start + length] in self._literals:
                     yield start, start + length
                     position = start + length
@@ -60,4 +64,6 @@ class LiteralMatcher:
 
 
 def _char_class(characters: Collection[str]) -> str:
+    if len(characters) > _MOST_IN_CLASS:
+        return r"(?s:.)"
     return "[" + "".join(re.escape(character) for character in sorted(characters)) + "]"

@@ -7,8 +7,9 @@ of them; this looks up what a text asks for.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from infer.runtime.checkpoint.arrays import TextArray
@@ -18,6 +19,9 @@ from infer.runtime.tokenizer.token_index import TokenIndex
 
 SPACE = "▁"  # U+2581 stands for a space in pieces
 
+_WORD_END = re.compile(f"(?<=[^{SPACE}])(?={SPACE})")
+_LEAST = 5e-324  # smaller than any score, which is a float32
+_MOST_LENGTHS = 64
 _REMEMBERED = 1 << 14  # words of so many characters or fewer
 _SHORT = 64
 
@@ -51,11 +55,12 @@ class PieceMerges:
     """Token ids of texts whose spaces are U+2581 already."""
 
     def __init__(self, table: PieceTable) -> None:
-        """Raises ValueError for a defined piece that is too long."""
+        """Raises ValueError for defined pieces that are too long, or of too many lengths to be found in time."""
         self._table = table
         self._defined = LiteralMatcher(table.defined)
-        inside = _before_spaces([*_with_spaces_inside(table.pieces), *table.defined])
-        self._cut = re.compile(f"(?<=[^{SPACE}{re.escape(''.join(sorted(inside)))}])(?={SPACE})", re.DOTALL)
+        if self._defined.most_lengths > _MOST_LENGTHS:
+            raise ValueError(f"defined pieces of {self._defined.most_lengths} lengths")
+        self._inside = _before_spaces([*_with_spaces_inside(table.pieces), *table.defined])
         self._words: dict[str, tuple[int, ...]] = {}
 
     def encode(self, text: str) -> list[int]:
@@ -64,9 +69,19 @@ class PieceMerges:
             if is_defined:
                 ids.append(self._table.defined[part])
             else:
-                for word in self._cut.split(part):
+                for word in self._cut(part):
                     ids.extend(self._word(word))
         return ids
+
+    def _cut(self, text: str) -> Iterator[str]:
+        """The words of a text: before a space, unless a piece may reach across."""
+        start = 0
+        for found in _WORD_END.finditer(text):
+            place = found.start()
+            if text[place - 1] not in self._inside:
+                yield text[start:place]
+                start = place
+        yield text[start:]
 
     def _word(self, word: str) -> tuple[int, ...]:
         found = self._words.get(word)
@@ -90,7 +105,11 @@ class PieceMerges:
 
     def _pair(self, left: str, right: str) -> Pair | None:
         token_id = self._table.find(left + right)
-        return None if token_id < 0 else (-self._table.scores[token_id], token_id)
+        if token_id < 0:
+            return None
+        score = self._table.scores[token_id]
+        # the library ranks -0.0 below 0.0
+        return -score or (_LEAST if math.copysign(1.0, score) < 0 else 0.0), token_id
 
 
 def _with_spaces_inside(pieces: TextArray) -> list[str]:

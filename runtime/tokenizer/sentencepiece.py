@@ -142,6 +142,18 @@ class PieceModel:
         if b"\x00" in tokens.data:  # the library takes no such piece, and says so
             return None
         changed = self._changed()
+        own = {
+            token_id: (tokens[token_id], TokenType.USER_DEFINED)
+            for token_id in self.typed.get(TokenType.USER_DEFINED, _NONE)
+        }
+        ours = [
+            (piece, place)
+            for place, (piece, kind) in sorted({**own, **changed}.items())
+            if kind == TokenType.USER_DEFINED
+        ]
+        defined = dict(ours)
+        if len(defined) < len(ours):  # nor one that is there twice
+            return None
         table = PieceTable(
             pieces=tokens,
             index=ids,
@@ -149,11 +161,7 @@ class PieceModel:
             reserved=byte_ids
             | self.typed.get(TokenType.CONTROL, _NONE)
             | {place for place, (_, kind) in changed.items() if kind != TokenType.NORMAL},
-            defined={
-                changed[token_id][0] if token_id in changed else tokens[token_id]: token_id
-                for token_id in sorted(self.typed.get(TokenType.USER_DEFINED, _NONE))
-                if changed.get(token_id, ("", TokenType.USER_DEFINED))[1] == TokenType.USER_DEFINED
-            },
+            defined=defined,
             byte_ids=[ids[name] for name in byte_names()],
         )
         try:

@@ -1,7 +1,8 @@
 """From a text to its place in an array of texts, in 8 bytes per text: a dict takes 100 and more.
 
-A text of bytes t hashes to the number that they are in base 256, highest first, modulo the prime 2^31 - 1: one
-`int.from_bytes` for one text, a few passes of numpy for a vocabulary. The hash of two texts joined follows from theirs.
+A text of bytes t hashes to the number that they are in base 256, highest first, modulo a prime: one `int.from_bytes`
+for one text, a few passes of numpy for a vocabulary. The hash of two texts joined follows from theirs. The prime is
+2^31 - 19: modulo 2^31 - 1, bytes 31 apart weigh the same, and runs of one character hash alike.
 Hashes are kept sorted, with the places beside them; what a hash finds is compared byte by byte.
 """
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     Places = npt.NDArray[np.int32]
 
-_PRIME = (1 << 31) - 1
+_PRIME = (1 << 31) - 19
 _LONG = 1024  # bytes; longer texts are hashed one by one
 _SPACE = 0x20
 _MOST_ALIKE = 16

@@ -102,6 +102,7 @@ class WriteQueue:
         with self._changed:
             for key in keys:
                 self._known.put(key)
+                self._dropped.pop(key, None)
             if names and self._has_room(0):
                 self._push(names)
 
