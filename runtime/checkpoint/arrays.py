@@ -1,14 +1,14 @@
 """Arrays of metadata as they are kept in memory: a vocabulary has hundreds of thousands of entries.
 
 A str takes some 55 bytes beside its text, an int or a float in a list 32. Here a text takes 4 beside its own bytes, and
-a number what it takes in the file. Measured on a vocabulary of 262,144 pieces: 5 MiB instead of 30.
+a number what it takes in the file. Measured on the header of a vocabulary of 262,144 pieces: 9 MiB instead of 37.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from operator import sub
 from typing import Any, TypeVar, overload
 
@@ -34,17 +34,17 @@ class TextArray(Sequence[str]):
     @classmethod
     def of(cls, texts: Iterable[str]) -> TextArray:
         """Raises UnicodeEncodeError for lone surrogates."""
-        return cls.joined([text.encode() for text in texts])
+        return cls.joined([[text.encode() for text in texts]])
 
     @classmethod
-    def joined(cls, texts: Iterable[bytes]) -> TextArray:
-        texts = list(texts)
+    def joined(cls, batches: Iterable[list[bytes]]) -> TextArray:
+        """Of texts in batches, of which one at a time is kept."""
         starts = array("I", [0])
-        end = 0
-        for text in texts:
-            end += len(text)
-            starts.append(end)
-        return cls(b"".join(texts), starts)
+        pieces: list[bytes] = []
+        for texts in batches:
+            starts.extend(islice(accumulate(map(len, texts), initial=starts[-1]), 1, None))
+            pieces.append(b"".join(texts))
+        return cls(b"".join(pieces), starts)
 
     def __len__(self) -> int:
         return len(self.starts) - 1

@@ -16,7 +16,6 @@ import struct
 import sys
 from array import array
 from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
 
 from infer.runtime.checkpoint.arrays import NumberArray, TextArray
@@ -155,15 +154,9 @@ class _Parser:
 
     def strings(self, count: int) -> TextArray:
         self.require(8 * count)
-        starts, end = array("I", [0]), 0
-        pieces: list[bytes] = []
-        for done in range(0, count, _BATCH):
-            texts = self.byte_strings(min(count - done, _BATCH))
-            ends = list(accumulate(map(len, texts), initial=end))
-            starts.extend(ends[1:])
-            end = ends[-1]
-            pieces.append(b"".join(texts))
-        return TextArray(b"".join(pieces), starts)
+        return TextArray.joined(
+            self.byte_strings(min(count - done, _BATCH)) for done in range(0, count, _BATCH)
+        )
 
     def byte_strings(self, count: int) -> list[bytes]:
         # A vocabulary has hundreds of thousands of strings: nothing here but one unpack and one slice each.

@@ -37,7 +37,7 @@ MAX_PART = 2_000_000
 _LINES = re.compile(r"(?<=\S)\n(?=[A-Za-z])")
 _WORDS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 
-# A text of so many characters is worth the library's tables, 0.3 s and 60 MiB for 150,000 tokens; a shorter one is
+# A text of so many characters is worth the library's tables, 0.6 s for 150,000 tokens; a shorter one is
 # merged here, where a vocabulary needs neither.
 LONG_TEXT = 1 << 17
 

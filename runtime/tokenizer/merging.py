@@ -12,6 +12,11 @@ from itertools import pairwise
 from typing import TypeVar
 
 Text = TypeVar("Text", str, bytes)
+K = TypeVar("K")
+V = TypeVar("V")
+
+_REMEMBERED = 1 << 14  # entries of a memo
+_SHORT = 64  # characters or bytes; what is longer comes once
 
 #: (cost, id of the token that it makes); of equal costs the leftmost pair comes first
 Pair = tuple[float, int]
@@ -48,3 +53,12 @@ def merge(symbols: list[Text], pair_of: Callable[[Text, Text], Pair | None]) -> 
         merged.append(symbols[place])
         place = after[place]
     return merged
+
+
+def remember(memo: dict[K, V], key: K, value: V, size: int) -> V:
+    """Keep what was found for a text of `size` in a memo of bounded memory."""
+    if size <= _SHORT:
+        if len(memo) >= _REMEMBERED:
+            memo.clear()
+        memo[key] = value
+    return value

@@ -1,8 +1,8 @@
 """SentencePiece's BPE on the file's own arrays: no trie, no table of pieces, no second copy of the vocabulary.
 
 Source: Kudo & Richardson 2018 (arXiv 1808.06226). Of neighbours that joined are a piece, those of the highest score
-come first. The result is that of the `sentencepiece` library, which takes 170 bytes per piece, and 0.3 s for 262,144
-of them; this looks up what a text asks for.
+come first. The result is that of the `sentencepiece` library, which takes 0.35 s to be made for 262,144 pieces; this
+looks up what a text asks for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from infer.runtime.checkpoint.arrays import TextArray
 from infer.runtime.tokenizer.literals import LiteralMatcher
-from infer.runtime.tokenizer.merging import Pair, merge
+from infer.runtime.tokenizer.merging import Pair, merge, remember
 from infer.runtime.tokenizer.token_index import TokenIndex
 
 SPACE = "▁"  # U+2581 stands for a space in pieces
@@ -22,8 +22,6 @@ SPACE = "▁"  # U+2581 stands for a space in pieces
 _WORD_END = re.compile(f"(?<=[^{SPACE}])(?={SPACE})")
 _LEAST = 5e-324  # smaller than any score, which is a float32
 _MOST_LENGTHS = 64
-_REMEMBERED = 1 << 14  # words of so many characters or fewer
-_SHORT = 64
 
 
 @dataclass(frozen=True)
@@ -86,11 +84,7 @@ class PieceMerges:
     def _word(self, word: str) -> tuple[int, ...]:
         found = self._words.get(word)
         if found is None:
-            found = self._merged(word)
-            if len(word) <= _SHORT:
-                if len(self._words) >= _REMEMBERED:
-                    self._words.clear()
-                self._words[word] = found
+            found = remember(self._words, word, self._merged(word), len(word))
         return found
 
     def _merged(self, word: str) -> tuple[int, ...]:

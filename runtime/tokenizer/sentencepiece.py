@@ -35,7 +35,7 @@ _NAMES = {UNIGRAM: "unigram", BPE: "bpe"}
 _NONE: frozenset[int] = frozenset()
 
 
-# A text of so many characters is worth the library's tables, 0.3 s and 45 MiB for 262,144 pieces; a shorter one is
+# A text of so many characters is worth the library's tables, 0.35 s for 262,144 pieces; a shorter one is
 # merged here, where a vocabulary needs neither.
 LONG_TEXT = 1 << 16
 

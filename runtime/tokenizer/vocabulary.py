@@ -193,10 +193,11 @@ def _read_tokens(metadata: Mapping[str, object]) -> TextArray:
 
 
 def _check_distinct(tokens: TextArray, index: TokenIndex) -> None:
-    twice = index.repeated() if not index.crowded else _repeated(tokens)
+    crowded = index.crowded
+    twice = _repeated(tokens) if crowded else index.repeated()
     if twice is not None:
         raise TokenizerError(f"{PREFIX}tokens: {_shown(twice)} is there twice; {_AGAIN}")
-    if index.crowded:
+    if crowded:
         raise TokenizerError(
             f"{PREFIX}tokens: the tokens are chosen so that looking one up takes long; use another file"
         )

@@ -15,7 +15,7 @@ from infer.runtime.kvcache.disk.stats import StoreStats
 
 _REMEMBERED = 1 << 16
 # Of the time of one core. The threads of a kernel wait for each other, so what one core loses they all lose, and a
-# little more: at a hundredth, decode lost 2 to 3 % (38 pairs of answers of SmolLM2 on two cores).
+# little more: at a hundredth, decode seemed to lose 2 to 3 % (38 pairs, within their noise).
 _SHARE = 1 / 200
 
 
