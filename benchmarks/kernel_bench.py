@@ -17,7 +17,7 @@ import torch
 from infer.quant.base import get_format
 from infer.quant.kernels import native
 from infer.quant.kernels import native_abi as abi
-from infer.quant.kernels.base import WeightSource
+from infer.quant.kernels.source import WeightSource
 from infer.quant.kernels.strips import NativeWeight
 
 SHAPES = {

@@ -70,7 +70,7 @@ def scored_logits(model: LoadedModel, window: Window) -> Iterator[tuple[torch.Te
     while seq.num_computed < len(window):
         count = min(CHUNK, len(window) - seq.num_computed)
         scored = seq.scored(count)
-        logits = model.engine.runner.forward(build_batch([(seq, count)]))
+        logits = torch.as_tensor(model.engine.runner.forward(build_batch([(seq, count)])))
         if scored:
             yield logits[: len(scored)], scored
         seq.num_computed += count

@@ -145,11 +145,9 @@ def check_context(path: Path, config: BenchConfig) -> None:
 
 def measure(model: LoadedModel, engine: EngineConfig, config: BenchConfig, notes: Notes) -> Measurement:
     """Everything the configuration asks for, one after the other; each repetition is a detail."""
-    import torch
-
     from infer.runtime.bandwidth import measure_bandwidth
     from infer.runtime.bench import Bench
-    from infer.runtime.device import available_cores
+    from infer.runtime.device import available_cores, resolve_device
 
     threads = engine.threads or available_cores()
     runner = Bench(model.engine, config)
@@ -159,7 +157,7 @@ def measure(model: LoadedModel, engine: EngineConfig, config: BenchConfig, notes
     if config.decode:
         decode = runner.decode(lambda rate: notes.detail(f"decode {rate:.1f} tok/s"))
         read = runner.memory_read()
-        bandwidth = measure_bandwidth(torch.device(model.device), threads)
+        bandwidth = measure_bandwidth(resolve_device(model.device), threads)
     return Measurement(config, threads, prefill, decode, read, bandwidth)
 
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from threading import Thread
 
 import numpy as np
-import torch
 
 from infer.quant.kernels.base import WeightKernel
+from infer.quant.kernels.device import Device
 from infer.quant.kernels.native import NativeKernel
 from infer.quant.kernels.native_abi import library_path
-from infer.runtime.attention.factory import create_attention
 from infer.runtime.config import BLOCK_SIZE, EngineConfig, ModelConfig
 from infer.runtime.device import available_memory
 from infer.runtime.engine import Engine
@@ -31,7 +30,6 @@ from infer.runtime.kvcache.window import blocks_held
 from infer.runtime.model_runner import ModelRunner
 from infer.runtime.models.base import Model
 from infer.runtime.models.ops import Ops
-from infer.runtime.models.torch_ops import TorchOps
 from infer.runtime.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -42,7 +40,7 @@ ASSUMED_RATE = {"cpu": 1e12, "cuda": 1e14}
 OPEN_WAIT_S = 0.25  # enough where the hash is known, and for hashing a small file
 
 
-def plan_cache(config: EngineConfig, shape: ModelConfig, ctx: int, device: torch.device) -> tuple[str, int]:
+def plan_cache(config: EngineConfig, shape: ModelConfig, ctx: int, device: Device) -> tuple[str, int]:
     """KV type and number of blocks. Raises UsageError when they cannot hold one context or do not fit the memory."""
     kv_type = config.kv_type if config.kv_type != "auto" else "f16" if device.type == "cpu" else "bf16"
     least = blocks_held(shape.cache_window, config.prefill_chunk, ctx)
@@ -68,8 +66,10 @@ def build_engine(
     ctx: int,
     path: Path,
     weights_hash: Callable[[], str],
+    torch_version: str = "",
 ) -> Engine:
-    """path: of the model, to label its part of the disk cache. weights_hash: may take a pass over the file."""
+    """path: of the model, to label its part of the disk cache. weights_hash: may take a pass over the file.
+    torch_version: of the torch that had to do with the weights, if any."""
     pool = BlockPool(cache.blocks)
     shape = model.config
     window = shape.cache_window
@@ -77,7 +77,13 @@ def build_engine(
     rate = PrefillRate(2 * _parameters(shape) / ASSUMED_RATE[kernel.device.type])
     tier = None
     if prefix is not None and config.cache_dir is not None:
-        store = _open_store(kernel, config, shape, cache, path, weights_hash)
+        store = _open_store(
+            config,
+            cache,
+            lambda: kv_identity(weights_hash(), shape, kernel, cache, config.quant, torch_version),
+            shape.name or path.stem,
+            path,
+        )
         tier = DiskTier(store, pool, prefix, cache, rate, window)
     scheduler = Scheduler(
         pool,
@@ -97,14 +103,25 @@ def create_ops(kernel: WeightKernel, cache: PagedKVCache) -> Ops:
         from infer.runtime.models.native_ops import NativeOps
 
         return NativeOps(kernel, cache)
+    from infer.quant.kernels.tensor_kernel import TensorKernel
+    from infer.runtime.attention.factory import create_attention
+    from infer.runtime.models.torch_ops import TorchOps
+
+    if not isinstance(kernel, TensorKernel):
+        raise TypeError(f"no operations for {type(kernel).__name__}")
     return TorchOps(kernel, create_attention("reference" if kernel.exact else "torch"), cache)
 
 
 def kv_identity(
-    weights: str, shape: ModelConfig, kernel: WeightKernel, cache: PagedKVCache, quant: str | None
+    weights: str,
+    shape: ModelConfig,
+    kernel: WeightKernel,
+    cache: PagedKVCache,
+    quant: str | None,
+    torch_version: str = "",
 ) -> KVIdentity:
-    """Everything that decides a K or V. The native library counts by its own bytes; torch rounds weights on load, and
-    numpy makes the rope tables."""
+    """Everything that decides a K or V. The native library counts by its own bytes; torch decodes and rounds weights
+    that it cannot read, and numpy makes the rope tables."""
     version = str(kernel.version)
     if isinstance(kernel, NativeKernel):
         with library_path().open("rb") as library:
@@ -118,25 +135,20 @@ def kv_identity(
         kv_type=cache.kv_type,
         kernel=kernel.name,
         kernel_version=version,
-        torch=torch.__version__,
+        torch=torch_version,
         numpy=np.__version__,
     )
 
 
 def _open_store(
-    kernel: WeightKernel,
-    config: EngineConfig,
-    shape: ModelConfig,
-    cache: PagedKVCache,
-    path: Path,
-    weights_hash: Callable[[], str],
+    config: EngineConfig, cache: PagedKVCache, identify: Callable[[], KVIdentity], name: str, path: Path
 ) -> Future[PrefixStore]:
     """Opens the store beside the first steps: hashing the weights takes a while when they were never seen before."""
     future: Future[PrefixStore] = Future()
 
     def work() -> None:
         try:
-            identity = kv_identity(weights_hash(), shape, kernel, cache, config.quant)
+            identity = identify()
             root = config.cache_dir
             if root is None:
                 raise ValueError("no folder")
@@ -148,7 +160,7 @@ def _open_store(
                 identity.fingerprint(),
                 cache.bytes_per_token,
                 log.warning,
-                label=identity.label(shape.name or path.stem, str(path)),
+                label=identity.label(name, str(path)),
             )
             future.set_result(store)
         except (InferError, OSError, ValueError) as error:

@@ -7,26 +7,28 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import torch
 
 from infer.quant.kernels import native
+from infer.quant.kernels.device import Device
 
 BUFFER_BYTES = 512 << 20  # far more than the caches that most processors have
 PASSES = 5
 
 
-def measure_bandwidth(device: torch.device, threads: int) -> float:
+def measure_bandwidth(device: Device, threads: int) -> float:
     """Bytes a second: the best of a few sequential reads of a buffer far larger than the caches.
 
     On a CPU `threads` threads read a part each and do as little as possible with it: the native library's loads
     where there is one, else numpy's sum of 64-bit words. On CUDA the device sums float32.
     """
     if device.type == "cuda":
-        buffer = torch.ones(BUFFER_BYTES // 4, dtype=torch.float32, device=device)
+        import torch
+
+        buffer = torch.ones(BUFFER_BYTES // 4, dtype=torch.float32, device=str(device))
 
         def read_device() -> None:
             buffer.sum()
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(str(device))
 
         return _best(read_device)
     words = np.ones(BUFFER_BYTES // 8, dtype=np.int64)  # written, so that every page is memory of its own

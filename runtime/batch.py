@@ -1,4 +1,4 @@
-"""What one step computes, as tensors: all that passes from the engine's world of sequences to the model's."""
+"""What one step computes, as arrays: all that passes from the engine's world of sequences to the model's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.request import Sequence
@@ -21,19 +22,13 @@ class ForwardBatch:
     output_rows int32 [R].
     """
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    query_start: torch.Tensor
-    context_lens: torch.Tensor
-    block_tables: torch.Tensor
-    output_rows: torch.Tensor
-
-    def to(self, device: torch.device) -> ForwardBatch:
-        if self.ids.device == device:
-            return self
-        names = ("ids", "positions", "slots", "query_start", "context_lens", "block_tables", "output_rows")
-        return ForwardBatch(*(getattr(self, name).to(device, non_blocking=True) for name in names))
+    ids: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    slots: npt.NDArray[np.int64]
+    query_start: npt.NDArray[np.int32]
+    context_lens: npt.NDArray[np.int32]
+    block_tables: npt.NDArray[np.int32]
+    output_rows: npt.NDArray[np.int32]
 
 
 def build_batch(scheduled: List[tuple[Sequence, int]]) -> ForwardBatch:
@@ -59,15 +54,14 @@ def build_batch(scheduled: List[tuple[Sequence, int]]) -> ForwardBatch:
         if seq.completes(count):
             outputs.append(len(ids) - 1)
     tables = [seq.block_table + [0] * (longest - len(seq.block_table)) for seq, _ in scheduled]
-    int32 = torch.int32
     return ForwardBatch(
-        ids=torch.tensor(ids, dtype=int32),
-        positions=torch.tensor(positions, dtype=int32),
-        slots=torch.tensor(slots, dtype=torch.int64),
-        query_start=torch.tensor(starts, dtype=int32),
-        context_lens=torch.tensor([seq.num_computed + count for seq, count in scheduled], dtype=int32),
-        block_tables=torch.tensor(tables, dtype=int32),
-        output_rows=torch.tensor(outputs, dtype=int32),
+        ids=np.array(ids, dtype=np.int32),
+        positions=np.array(positions, dtype=np.int32),
+        slots=np.array(slots, dtype=np.int64),
+        query_start=np.array(starts, dtype=np.int32),
+        context_lens=np.array([seq.num_computed + count for seq, count in scheduled], dtype=np.int32),
+        block_tables=np.array(tables, dtype=np.int32),
+        output_rows=np.array(outputs, dtype=np.int32),
     )
 
 

@@ -166,7 +166,7 @@ def kv_bytes(model: Model, cache: PagedKVCache, context: int) -> int:
     included. Layers with a window read no more than it."""
     specs = {spec.layer: spec for spec in _find(vars(model), AttentionSpec)}
     positions = sum(min(context, spec.window) if spec.window else context for spec in specs.values())
-    return positions * (cache.bytes_per_token // len(cache.keys))
+    return positions * (cache.bytes_per_token // len(cache.layers))
 
 
 def _find(value: object, kind: type) -> Iterator[Any]:

@@ -1,24 +1,31 @@
-"""Which device, how many threads, how much memory: asked of the system once, at start."""
+"""Which device, how many threads, how much memory: asked of the system once, at start. torch is asked, and imported,
+only where there may be CUDA."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
-import torch
-
+from infer.quant.kernels.device import CPU, Device
 from infer.runtime.errors import UsageError
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str) -> Device:
     """ "auto" is CUDA where it works, else the CPU. Raises UsageError for what this machine does not have."""
+    if name == "auto" and not cuda_is_possible():
+        return CPU
     if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        import torch
+
+        return torch.device("cuda:0") if torch.cuda.is_available() else CPU
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or (kind == "cpu" and index):
         raise UsageError(f"--device {name!r} is not known; use auto, cpu, cuda or cuda:N")
     if kind == "cpu":
-        return torch.device("cpu")
+        return CPU
+    import torch
+
     if not torch.cuda.is_available():
         raise UsageError(
             "--device cuda: torch finds no usable CUDA device; use --device cpu or install a CUDA build"
@@ -27,6 +34,17 @@ def resolve_device(name: str) -> torch.device:
     if number >= torch.cuda.device_count():
         raise UsageError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
     return torch.device("cuda", number)
+
+
+def cuda_is_possible() -> bool:
+    """False where torch would find no CUDA or ROCm device: there is no driver to talk to."""
+    if os.name != "posix":
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return os.path.exists("/dev/kfd")
+    return True
 
 
 def available_cores() -> int:
@@ -54,10 +72,12 @@ def _cpu_quota() -> int | None:
         return None
 
 
-def available_memory(device: torch.device) -> int:
+def available_memory(device: Device) -> int:
     """Bytes that can still be allocated there."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        import torch
+
+        return int(torch.cuda.mem_get_info(str(device))[0])
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-import torch
-
 from infer.runtime.batch import OutputRows, build_batch, output_rows
 from infer.runtime.errors import ContextLengthError, NumericalError, UsageError
 from infer.runtime.kvcache.tier import DiskTier, PrefillRate
@@ -17,6 +15,7 @@ from infer.runtime.scoring import token_logprobs
 from infer.runtime.stats import CacheUse
 from infer.samplers.chain import SamplerChain, SampleRow, sample
 from infer.samplers.errors import InvalidLogitsError, SamplingError
+from infer.samplers.logit_rows import Logits
 
 
 class Engine:
@@ -148,7 +147,7 @@ class Engine:
                 outputs.append(output)
         return outputs
 
-    def _score(self, logits: torch.Tensor, rows: OutputRows) -> tuple[float, ...]:
+    def _score(self, logits: Logits, rows: OutputRows) -> tuple[float, ...]:
         first = rows.seq.next_scored
         tokens = rows.seq.request.prompt_ids[first : first + len(rows.scores)]
         try:
@@ -157,10 +156,10 @@ class Engine:
             raise self._bad_logits(rows.seq, first - 1 + error.row) from None
 
     def _sample(
-        self, logits: torch.Tensor, ready: list[OutputRows]
+        self, logits: Logits, ready: list[OutputRows]
     ) -> dict[str, tuple[int, tuple[TokenLogprob, ...]]]:
         """request id → its next token and the report on it."""
-        wanted = [row.last for row in ready]
+        wanted = [row.last for row in ready if row.last is not None]
         if wanted != list(range(len(logits))):
             logits = logits[wanted]
         chains = [SampleRow(self._chains[seq.request.request_id], len(seq.token_ids)) for seq, _, _ in ready]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,9 +12,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from infer.quant.kernels.base import WeightKernel, create_kernel
+from infer.quant.kernels.device import Device
 from infer.quant.kernels.native import available as native_available
 from infer.quant.kernels.status import cpu_kernel
 from infer.runtime.assembly import build_engine, plan_cache
@@ -44,7 +44,7 @@ _SAMPLING = {
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Everything a command needs to run prompts. load_s: seconds that loading took once torch was there."""
+    """Everything a command needs to run prompts. load_s: seconds that loading took once the code was there."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -82,7 +82,7 @@ def load_model(
 ) -> LoadedModel:
     """chat_template: a built-in name or a template file. pre: pre-tokenizer to use instead of the file's.
 
-    preload: of the same path and configuration, begun before torch was imported; it is closed. memo_dir: where content
+    preload: of the same path and configuration, begun before this was imported; it is closed. memo_dir: where content
     hashes are remembered. on_progress(done, total) counts bytes of weights. Raises ModelError and its kin.
     """
     started = time.perf_counter()
@@ -101,17 +101,18 @@ def load_model(
         family, model_config = resolve_model(checkpoint)
         device = resolve_device(config.device)
         threads = config.threads or available_cores()
-        torch.set_num_threads(threads)
         kernel = _create_kernel(config, device, threads)
         ctx, warnings = _context(config, model_config)
         kv_type, blocks = plan_cache(config, model_config, ctx, device)
         if kernel.name != "native":
             opened.stop()
         ready = opened.weights(threads, progress)
-        loader = WeightLoader(checkpoint, kernel, config, progress, ready)
+        loader = WeightLoader(checkpoint, kernel, config, progress, threads, ready)
         try:
             model = family(model_config, loader, ctx)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
             raise ModelError(
                 f"{path}: the weights do not fit the memory of {device}; use --device cpu"
             ) from None
@@ -128,6 +129,7 @@ def load_model(
             ctx=ctx,
             path=path,
             weights_hash=lambda: fingerprint(files, memo_dir),
+            torch_version=loader.torch_version,
         )
         quantization = quantization_mix(checkpoint)
         defaults = _sampling_defaults(checkpoint.metadata)
@@ -189,7 +191,7 @@ def _has_float_matrix(checkpoint: Checkpoint) -> bool:
     )
 
 
-def _create_kernel(config: EngineConfig, device: torch.device, threads: int) -> WeightKernel:
+def _create_kernel(config: EngineConfig, device: Device, threads: int) -> WeightKernel:
     name = config.kernel
     if name == "auto":
         name = "native" if device.type == "cpu" and native_available() else "torch"
@@ -201,6 +203,12 @@ def _create_kernel(config: EngineConfig, device: torch.device, threads: int) -> 
         return create_kernel(name, device, threads, config.isa)
     except (ValueError, OSError) as error:
         raise UsageError(f"--kernel {name}: {error}") from None
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Whether CUDA raised it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 def _kernel_line(kernel: WeightKernel, config: EngineConfig) -> str:

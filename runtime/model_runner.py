@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from infer.runtime.batch import ForwardBatch
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.models.base import Model
 from infer.runtime.models.ops import Ops
+from infer.samplers.logit_rows import Logits
 
 
 class ModelRunner:
@@ -20,6 +19,6 @@ class ModelRunner:
         """Free the weights and the cache."""
         del self.model, self.cache, self._ops
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch) -> Logits:
         """float32 [R, vocab]: the logits of the batch's output rows, valid until the next call."""
         return self._ops.run(self.model, batch)

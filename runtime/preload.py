@@ -1,11 +1,10 @@
-"""Opening a model and starting its weights on their way, before torch is there. Imports no torch."""
+"""Opening a model and starting its weights on their way, before all else is imported. Imports no torch."""
 
 from __future__ import annotations
 
+import errno
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from infer.quant.kernels.packing import Packing, StoredMatrix
@@ -13,6 +12,7 @@ from infer.quant.kernels.strips import STORED, NativeWeight
 from infer.runtime.checkpoint.base import Checkpoint
 from infer.runtime.checkpoint.open import open_checkpoint
 from infer.runtime.config import EngineConfig
+from infer.runtime.device import cuda_is_possible
 from infer.runtime.heap import keep_little
 
 _MOST_ROWS = 1 << 30
@@ -22,13 +22,18 @@ class Preload:
     """An open checkpoint, whose matrices are being packed if the native kernels are going to need them."""
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
-        """Raises ModelError and its kin, as `open_checkpoint` does."""
+        """Raises ModelError and its kin, as `open_checkpoint` does, and OSError without the memory for the weights."""
         keep_little()
         self.checkpoint = open_checkpoint(path)
         self._packing: Packing | None = None
         if _native_is_likely(config):
-            with suppress(OSError):  # whoever needs the library or the memory will say so
+            try:
                 self._packing = Packing(_matrices(self.checkpoint, config))
+            except OSError as error:
+                if error.errno == errno.ENOMEM:
+                    self.close()
+                    raise
+                # no library: whoever needs it will say so
 
     def weights(self, threads: int, on_progress: Callable[[int, int], None]) -> Mapping[str, NativeWeight]:
         """What has been packed by then, once it is. on_progress(done, total) counts bytes, and may raise."""
@@ -53,7 +58,7 @@ class Preload:
 
 def _native_is_likely(config: EngineConfig) -> bool:
     """Only torch can tell whether CUDA works; a wrong guess costs time and changes nothing."""
-    cpu = config.device == "cpu" or (config.device == "auto" and not os.path.exists("/dev/nvidiactl"))
+    cpu = config.device == "cpu" or (config.device == "auto" and not cuda_is_possible())
     return cpu and config.kernel in ("auto", "native")
 
 

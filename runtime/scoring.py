@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from infer.samplers.errors import InvalidLogitsError
-from infer.samplers.logit_rows import logit_rows
+from infer.samplers.logit_rows import Logits, logit_rows
 
 # Logits widened to float64 at a time on a device: 32 MiB.
 _SLICE = 1 << 22
 
 
-def token_logprobs(logits: torch.Tensor, tokens: Sequence[int]) -> list[float]:
+def token_logprobs(logits: Logits, tokens: Sequence[int]) -> list[float]:
     """Natural logarithm of the probability that row i, of logits float32 [len(tokens), vocab], gives tokens[i].
 
     Sums are taken in float64, row by row, in slices that bound the memory. Raises InvalidLogitsError with the row

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from infer.samplers import penalties as penalty
 from infer.samplers.candidates import Candidates, Ranking
@@ -26,7 +25,7 @@ from infer.samplers.draw import draw, uniform
 from infer.samplers.edits import LogitEdit
 from infer.samplers.errors import InvalidLogitsError, NoTokenLeftError
 from infer.samplers.logit_bias import logit_bias
-from infer.samplers.logit_rows import LogitRows, logit_rows
+from infer.samplers.logit_rows import LogitRows, Logits, logit_rows
 from infer.samplers.logprobs import TokenLogprobs, logprobs
 from infer.samplers.min_p import min_p
 from infer.samplers.params import SamplingParams
@@ -136,7 +135,7 @@ class SampleResult:
     logprobs: list[TokenLogprobs | None]
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampleResult:
+def sample(logits: Logits, rows: Sequence[SampleRow]) -> SampleResult:
     """One token for each row. Changes neither logits nor chains: `chain.append` a token once it is accepted.
 
     logits: float32 [len(rows), vocabulary] on any device, finite. A row's token depends on its logits, its
@@ -158,7 +157,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampleResult:
         return SampleResult(tokens.tolist(), _reports(raw, rows, tokens.tolist()))
 
 
-def distribution(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[tuple[IntArray, FloatArray]]:
+def distribution(logits: Logits, rows: Sequence[SampleRow]) -> list[tuple[IntArray, FloatArray]]:
     """Per row what `sample` draws from: ids (int64 [n]) and probabilities (float64 [n]), most probable first.
 
     A greedy row has one id. Same arguments and errors as `sample`; works on the whole vocabulary.
@@ -180,7 +179,7 @@ def distribution(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[tuple[
     return [result[index] for index in range(len(rows))]
 
 
-def _checked(logits: torch.Tensor, rows: Sequence[SampleRow]) -> LogitRows:
+def _checked(logits: Logits, rows: Sequence[SampleRow]) -> LogitRows:
     if logits.ndim != 2 or logits.shape[0] != len(rows):
         raise ValueError(f"{len(rows)} rows to sample, but logits of shape {list(logits.shape)}")
     source = logit_rows(logits)

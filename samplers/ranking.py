@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 Float32Array = npt.NDArray[np.float32]
 
-_FLIP = 0x7FFFFFFF
+FLIP = 0x7FFFFFFF
 _ID_MASK = 0xFFFFFFFF
 # Strided lanes for the threshold of `_at_least`: at 2048 lanes both the maxima and the second look are cheap
 # (measured at vocabularies of 49,152 and 151,936), and 512 leading tokens rarely share one.
@@ -26,22 +25,15 @@ _LANE_WIDTH = 512
 def pack(values: Float32Array, ids: IntArray) -> IntArray:
     """Keys of `values` (float32 [n], no NaN) and their `ids` (int64 [n], below 2**32)."""
     bits = (values + np.float32(0)).view(np.int32)  # −0.0 + 0.0 is +0.0: equal floats get equal high halves
-    keys: IntArray = np.left_shift(~(bits ^ ((bits >> 31) & _FLIP)), 32, dtype=np.int64)
+    keys: IntArray = np.left_shift(~(bits ^ ((bits >> 31) & FLIP)), 32, dtype=np.int64)
     keys |= ids
     return keys
-
-
-def pack_tensor(values: torch.Tensor) -> torch.Tensor:
-    """Keys (int64 [..., V]) of float32 logits [..., V], on their device; the id is the last index."""
-    bits = (values + 0.0).view(torch.int32)
-    high = (~(bits ^ ((bits >> 31) & _FLIP))).to(torch.int64)
-    return (high << 32) | torch.arange(values.shape[-1], device=values.device)
 
 
 def unpack(keys: IntArray) -> tuple[IntArray, Float32Array]:
     """Ids (int64) and values (float32), of the shape of `keys`."""
     ordered = (~(keys >> 32)).astype(np.int32)
-    return keys & _ID_MASK, (ordered ^ ((ordered >> 31) & _FLIP)).view(np.float32)
+    return keys & _ID_MASK, (ordered ^ ((ordered >> 31) & FLIP)).view(np.float32)
 
 
 def leading(row: Float32Array, width: int) -> IntArray:

@@ -99,9 +99,10 @@ def test_latent_attention_keeps_a_latent_and_the_rotated_part_and_no_more(
     )
     assert cache.bytes_per_token == layers * (width * size + (4 if kv_type == "int8" else 0))
     assert cache.block_bytes == BLOCK_SIZE * cache.bytes_per_token
-    used = {plane.untyped_storage().data_ptr() for plane in (*cache.keys, *cache.values)}
-    assert len(used) == 1
-    assert cache.keys[0].untyped_storage().nbytes() < (cache.blocks + 1) * cache.block_bytes
+    tensors = cache.tensors
+    used = {plane.untyped_storage().data_ptr() for plane in (*tensors.keys, *tensors.values)}
+    assert used == {cache.address}
+    assert tensors.keys[0].untyped_storage().nbytes() < (cache.blocks + 1) * cache.block_bytes
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -19,6 +19,7 @@ from infer.runtime.batch import ForwardBatch
 from infer.runtime.bench import Bench, BenchConfig, kv_bytes, weight_bytes
 from infer.runtime.config import BLOCK_SIZE, EngineConfig
 from infer.runtime.loader import LoadedModel, load_model
+from infer.samplers.logit_rows import Logits
 
 Load = Callable[..., LoadedModel]
 
@@ -76,7 +77,7 @@ def _watch(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[in
     seen: list[tuple[int, int]] = []
     forward = model.engine.runner.forward
 
-    def watched(batch: ForwardBatch) -> torch.Tensor:
+    def watched(batch: ForwardBatch) -> Logits:
         seen.append((int(batch.positions[0]), len(batch.ids)))
         return forward(batch)
 

@@ -22,7 +22,8 @@ from logits import logits_of
 from infer.quant.base import PlanarFormat, QuantizedTensor, get_format
 from infer.quant.bnb import TABLES, quantize_table, table_of
 from infer.quant.kernels import native, reference
-from infer.quant.kernels.base import WeightSource, create_kernel
+from infer.quant.kernels.base import create_kernel
+from infer.quant.kernels.source import WeightSource
 from infer.runtime.checkpoint.folder.bitsandbytes import joined
 from infer.runtime.checkpoint.folder.shards import open_shards
 from infer.runtime.errors import InferError, UsageError

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.errors import ContextLengthError, NumericalError, UsageError
 from infer.runtime.generation import TextStream, generate
 from infer.runtime.loader import LoadedModel
 from infer.runtime.request import FinishReason, Request
+from infer.samplers.logit_rows import Logits
 from infer.samplers.params import SamplingParams
 
 Load = Callable[..., LoadedModel]
@@ -185,10 +185,10 @@ def test_nan_logits_name_the_position_and_drop_the_request(load: Load) -> None:
 
 def test_only_the_last_position_gets_logits(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(prefill_chunk=16)
-    shapes: list[torch.Size] = []
+    shapes: list[tuple[int, ...]] = []
     forward = model.engine._runner.forward
 
-    def watched(batch: object) -> torch.Tensor:
+    def watched(batch: object) -> Logits:
         logits = forward(batch)
         shapes.append(logits.shape)
         return logits

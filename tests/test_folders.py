@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hf_folders import CASES, EXPERTS, WINDOW, write_folder
-from logits import logits_of, prompt_ids
+from logits import as_tensor, logits_of, prompt_ids
 
 from infer.quant.kernels import native
 from infer.runtime.config import BLOCK_SIZE
@@ -104,7 +104,7 @@ def _answer(model: LoadedModel, prompts: dict[str, tuple[int, ...]]) -> tuple[li
 
     def watched(batch: Any) -> torch.Tensor:
         found = forward(batch)
-        logits.extend(found.clone() if len(prompts) == 1 else [])
+        logits.extend(as_tensor(found) if len(prompts) == 1 else [])
         return found
 
     engine._runner.forward = watched

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from logits import as_tensor
 
 from infer.quant.base import get_format
 from infer.quant.kernels import native
@@ -43,8 +44,8 @@ def logits(path: Path, tmp_path: Path, kernel: str) -> torch.Tensor:
     model = load(path, tmp_path, kernel)
     seq = Sequence(Request("0", tuple(IDS), SamplingParams()), list(IDS), block_table=[0])
     batch = build_batch([(seq, len(IDS))])
-    object.__setattr__(batch, "output_rows", torch.arange(len(IDS), dtype=torch.int32))
-    found = model.engine._runner.forward(batch).float()
+    object.__setattr__(batch, "output_rows", np.arange(len(IDS), dtype=np.int32))
+    found = as_tensor(model.engine._runner.forward(batch))
     model.close()
     return found
 

@@ -177,14 +177,16 @@ def test_a_block_can_be_read_and_written_back_in_part_or_whole(kv_type: str, lat
     cache = PagedKVCache(config, 3, kv_type, torch.device("cpu"))
     values = torch.randn(3, 2, BLOCK_SIZE, 2, 8, generator=torch.Generator().manual_seed(1))
     for layer in range(3):
-        cache.store(layer, torch.arange(BLOCK_SIZE), values[layer, 0], None if latent else values[layer, 1])
+        cache.tensors.store(
+            layer, torch.arange(BLOCK_SIZE), values[layer, 0], None if latent else values[layer, 1]
+        )
     for tokens in (1, 17, BLOCK_SIZE):
         payload = cache.read(0, tokens)
         assert payload.nbytes == tokens * cache.bytes_per_token
         cache.write(1, tokens, payload)
         for layer in range(3):
-            found = cache.gather(layer, torch.tensor([1]), tokens)
-            wanted = cache.gather(layer, torch.tensor([0]), tokens)
+            found = cache.tensors.gather(layer, torch.tensor([1]), tokens)
+            wanted = cache.tensors.gather(layer, torch.tensor([0]), tokens)
             assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
             assert torch.allclose(found[0].float().permute(2, 0, 1), values[layer, 0, :tokens], atol=0.02)
             value = values[layer, 0, :tokens, :, :latent] if latent else values[layer, 1, :tokens]

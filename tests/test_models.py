@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from logits import as_tensor
 
 from infer.quant.base import get_format
-from infer.quant.kernels.base import WeightSource, create_kernel
+from infer.quant.kernels.base import create_kernel
+from infer.quant.kernels.source import WeightSource
 from infer.runtime.batch import build_batch
 from infer.runtime.config import EngineConfig, RopeConfig
 from infer.runtime.errors import CheckpointError, InferError, UnsupportedModelError
@@ -29,8 +31,8 @@ def _all_logits(path: Path, ids: list[int], tmp_path: Path, **settings: object) 
     model = load_model(path, config, memo_dir=tmp_path)
     seq = Sequence(Request("0", tuple(ids), SamplingParams()), list(ids), block_table=list(range(8)))
     batch = build_batch([(seq, len(ids))])
-    object.__setattr__(batch, "output_rows", torch.arange(len(ids), dtype=torch.int32))
-    logits = model.engine._runner.forward(batch)
+    object.__setattr__(batch, "output_rows", np.arange(len(ids), dtype=np.int32))
+    logits = as_tensor(model.engine._runner.forward(batch))
     model.close()
     return logits
 
@@ -90,15 +92,15 @@ def test_rope_frequencies_divide(tiny_llama: Tiny, tmp_path: Path) -> None:
     assert torch.isfinite(with_factors).all()
     config = RopeConfig(dim=8)
     plain = rope_table(config, 64, None, torch.device("cpu"))
-    halved = rope_table(config, 64, torch.full((4,), 2.0), torch.device("cpu"))
+    halved = rope_table(config, 64, np.full(4, 2.0, dtype=np.float32), torch.device("cpu"))
     plain.ready(64)
     halved.ready(64)
-    assert torch.allclose(halved.cos[2::2], plain.cos[1:32], atol=1e-6)
+    assert np.allclose(halved.cos[2::2], plain.cos[1:32], atol=1e-6)
 
 
 def test_rope_frequencies_out_of_range_are_no_warnings() -> None:
     config = RopeConfig(dim=8, scaling="linear", factor=1e-320)
-    for factors in (None, torch.zeros(4)):
+    for factors in (None, np.zeros(4, dtype=np.float32)):
         rope_table(config, 64, factors, torch.device("cpu")).ready(64)
 
 
@@ -133,8 +135,8 @@ def test_rope_scalings_equal_transformers(kind: str) -> None:
     table = rope_table(config, 500, None, torch.device("cpu"))
     table.ready(100)  # the rest later, as positions come into use
     table.ready(500)
-    assert torch.allclose(table.cos, cos[0, :, :32], atol=2e-4)
-    assert torch.allclose(table.sin, sin[0, :, :32], atol=2e-4)
+    assert np.allclose(table.cos, cos[0, :, :32], atol=2e-4)
+    assert np.allclose(table.sin, sin[0, :, :32], atol=2e-4)
 
 
 def _load(path: Path, tmp_path: Path, **settings: object) -> None:

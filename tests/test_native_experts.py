@@ -17,9 +17,9 @@ from native_ops import ActBuffers, Native, address, rows_batch
 from infer.quant.base import get_format
 from infer.quant.kernels import native as native_kernel
 from infer.quant.kernels import native_abi as abi
-from infer.quant.kernels.base import WeightSource
 from infer.quant.kernels.native import NativeKernel
 from infer.quant.kernels.native_abi import ExpertsOp, HeadsOp, RouteOp, Weight
+from infer.quant.kernels.source import WeightSource
 from infer.quant.kernels.strips import NativeWeight
 from infer.runtime.config import MoEConfig
 from infer.runtime.models.native_ops import GATES

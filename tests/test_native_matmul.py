@@ -21,10 +21,11 @@ from random_blocks import HALVES_AT, OTHER_SCALES, put_scales
 from infer.quant.base import QuantizedTensor, get_format
 from infer.quant.kernels import build, native
 from infer.quant.kernels import native_abi as abi
-from infer.quant.kernels.base import WeightSource
-from infer.quant.kernels.native import ActBuffer, NativeKernel, planes_of
+from infer.quant.kernels.native import ActBuffer, NativeKernel
+from infer.quant.kernels.native_tensors import planes_of
 from infer.quant.kernels.reference import create as create_reference
 from infer.quant.kernels.reference import matmul_codes, quantize_rows
+from infer.quant.kernels.source import WeightSource
 from infer.quant.kernels.strips import STORED, NativeWeight, Planes
 
 CPU = torch.device("cpu")
@@ -251,9 +252,9 @@ def test_activations_at_the_edges(kernel: NativeKernel) -> None:
     ops = abi.QuantizeOp(x=x.data_ptr(), acts=ctypes.pointer(acts.struct), width=k)
     kernel.run([ops], abi.Batch(tokens=8))
     expected = quantize_rows(x)
-    assert torch.equal(acts.codes, expected.codes)
-    assert torch.equal(acts.scales, expected.scales)
-    assert torch.equal(acts.sums, expected.codes.view(8, -1, 16).sum(-1, dtype=torch.int32))
+    assert torch.equal(torch.from_numpy(acts.codes), expected.codes)
+    assert torch.equal(torch.from_numpy(acts.scales), expected.scales)
+    assert torch.equal(torch.from_numpy(acts.sums), expected.codes.view(8, -1, 16).sum(-1, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "Q6_K"])
@@ -341,7 +342,7 @@ def test_reading_in_chunks_gives_the_same_planes(
     for name in ("Q4_K", "Q5_0", "F16"):
         source = random_source(name, 450, 512)
         whole = default.pack(source)
-        monkeypatch.setattr("infer.quant.kernels.base.CHUNK_BYTES", 20_000)
+        monkeypatch.setattr("infer.quant.kernels.source.CHUNK_BYTES", 20_000)
         pieces = default.pack(source)
         monkeypatch.undo()
         assert whole.planes == pieces.planes

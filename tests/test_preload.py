@@ -13,9 +13,9 @@ import torch
 
 from infer.quant.base import get_format
 from infer.quant.kernels import native_abi as abi
-from infer.quant.kernels.base import WeightSource
 from infer.quant.kernels.native import NativeKernel
 from infer.quant.kernels.packing import Packing, StoredMatrix
+from infer.quant.kernels.source import WeightSource
 from infer.quant.kernels.strips import STORED, NativeWeight
 from infer.runtime.config import EngineConfig
 from infer.runtime.errors import CheckpointError

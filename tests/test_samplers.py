@@ -22,9 +22,10 @@ from transformers import (
 
 from infer.samplers import chain as chain_module
 from infer.samplers.chain import SamplerChain, SampleRow, distribution, sample
+from infer.samplers.device_rows import DeviceRows
 from infer.samplers.draw import uniform
 from infer.samplers.errors import InvalidLogitsError, NoTokenLeftError
-from infer.samplers.logit_rows import DeviceRows, HostRows, logit_rows
+from infer.samplers.logit_rows import HostRows, logit_rows
 from infer.samplers.params import DEFAULT_ORDER, SamplingParams
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

@@ -8,8 +8,8 @@ import torch
 from random_blocks import HALVES_AT, OTHER_SCALES, block_size, random_blocks
 
 from infer.quant.base import get_format
-from infer.quant.kernels.base import WeightSource
 from infer.quant.kernels.nibbles import NibbleWeight
+from infer.quant.kernels.source import WeightSource
 from infer.quant.kernels.torch_kernel import create
 
 #: Q1_0: `gguf` cannot read what would have to be scaled

@@ -85,7 +85,7 @@ def _poison(model: LoadedModel) -> None:
     def poisoning(block: int, *, keep: bool) -> None:
         release(block, keep=keep)
         if block in pool._free:
-            for part in (*cache.keys, *cache.values):
+            for part in (*cache.tensors.keys, *cache.tensors.values):
                 part[block] = float("nan")
 
     pool.release = poisoning  # type: ignore[method-assign]

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import math
 import mmap
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 SLAB = 32 << 20
 ALIGNMENT = 64
+_SMALL = 1 << 16
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 class Arena:
@@ -31,9 +38,27 @@ class Arena:
         return part
 
 
+def empty(shape: tuple[int, ...], dtype: type[Number]) -> npt.NDArray[Number]:
+    """An uninitialized array, aligned to 64 bytes, whose pages cost no memory before they are written: where most rows
+    are seldom used, not in huge ones (numpy asks for those from 4 MiB on). Raises OSError when the system has none."""
+    count = math.prod(shape)
+    size = count * np.dtype(dtype).itemsize
+    if size > _SMALL:
+        return np.frombuffer(fresh_pages(size), dtype=dtype, count=count).reshape(shape)
+    memory = np.empty(size + ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def fresh_pages(size: int) -> mmap.mmap:
+    """Pages of the usual size, none of which costs memory before it is written. Raises OSError when the system has
+    none."""
+    return mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 def huge_pages(size: int) -> mmap.mmap:
-    """Fresh pages, none of which costs memory before it is written. Raises OSError when the system has none."""
-    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """The same in huge pages, where the system gives them."""
+    memory = fresh_pages(size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

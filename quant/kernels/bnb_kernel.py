@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from infer.quant.base import QuantizedTensor
-from infer.quant.kernels.base import WeightKernel, WeightSource
+from infer.quant.kernels.base import WeightKernel
+from infer.quant.kernels.device import Device
 from infer.quant.kernels.rows import RowWeight, gather_rows
+from infer.quant.kernels.source import WeightSource
 from infer.quant.kernels.torch_kernel import TorchKernel
 from infer.quant.kernels.weight import PackedWeight
 
@@ -39,7 +41,7 @@ class LibraryWeight(PackedWeight):
 class LibraryKernel(TorchKernel):
     name = "bnb"
 
-    def __init__(self, device: torch.device, library: ModuleType) -> None:
+    def __init__(self, device: Device, library: ModuleType) -> None:
         super().__init__(device)
         self._library = library
 
@@ -89,7 +91,7 @@ class LibraryKernel(TorchKernel):
         return picked.dequantize().to(self.dtype)
 
 
-def create(device: torch.device, threads: int, isa: str | None = None) -> WeightKernel:
+def create(device: Device, threads: int, isa: str | None = None) -> WeightKernel:
     """Raises ValueError in one line where bitsandbytes does not import."""
     before = os.environ.get("HF_HUB_OFFLINE")
     # On some processors it looks for a kernel on the hub while it is imported.

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from infer.quant.kernels.base import WeightKernel, WeightSource
+from infer.quant.kernels.base import WeightKernel
+from infer.quant.kernels.device import Device
 from infer.quant.kernels.rows import RowWeight
+from infer.quant.kernels.source import WeightSource
+from infer.quant.kernels.tensor_kernel import TensorKernel
 from infer.quant.kernels.weight import PackedWeight
 
 
-class Float32Kernel(WeightKernel):
+class Float32Kernel(TensorKernel):
     name = "float32"
     exact = False
     version = 1
-    dtype = torch.float32
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
 
     def pack(self, source: WeightSource) -> RowWeight:
         values = torch.empty(source.shape, dtype=self.dtype, device=self.device)
@@ -36,5 +35,5 @@ class Float32Kernel(WeightKernel):
         return weight.select(ids)
 
 
-def create(device: torch.device, threads: int, isa: str | None = None) -> WeightKernel:
+def create(device: Device, threads: int, isa: str | None = None) -> WeightKernel:
     return Float32Kernel(device)

@@ -1,7 +1,8 @@
 """The compiled CPU kernels: weights in strips of 16 rows, exact integer products, one order of every float sum.
 
 The library is `_infer_cpu.so` beside this file, built at install time (`build`). Semantics and layout are written in
-`cpu/infer_cpu.h`; `reference` computes the same bits in torch.
+`cpu/infer_cpu.h`; `reference` computes the same bits in torch. Imports no torch: what takes or gives tensors is in
+`native_tensors`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,22 @@ import weakref
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
-from infer.quant.base import QuantizedTensor
 from infer.quant.kernels import native_abi as abi
-from infer.quant.kernels.arena import Arena
-from infer.quant.kernels.base import WeightKernel, WeightSource
-from infer.quant.kernels.strips import STORED, NativeWeight, Planes
+from infer.quant.kernels.arena import Arena, empty
+from infer.quant.kernels.base import WeightKernel
+from infer.quant.kernels.device import CPU, Device
+from infer.quant.kernels.strips import NativeWeight
 from infer.quant.kernels.weight import PackedWeight
+
+if TYPE_CHECKING:
+    import torch
+
+    from infer.quant.kernels.source import WeightSource
 
 #: every instruction set the library may hold, best first
 ISAS = ("avx512vnni+amx", "avx512vnni", "avxvnni", "avx2", "neon", "scalar")
@@ -67,32 +75,21 @@ class Pool:
         self.close = weakref.finalize(self, library.infer_pool_free, handle)
 
 
-def planes_of(part: QuantizedTensor) -> Planes:
-    """The layout that holds a part of a matrix exactly."""
-    scale = {torch.float16: abi.SCALE_F16, torch.float32: abi.SCALE_F32}.get(
-        part.scales.dtype, abi.SCALE_SUPER
-    )
-    signed = part.scales.dtype == torch.int8
-    table = () if part.table is None else tuple(part.table.tolist())
-    elem = abi.ELEM_TABLE if table else abi.ELEM_CODES
-    return Planes(elem, part.bits, part.group, part.zero, scale, signed, part.mins is not None, table)
-
-
 @dataclass(frozen=True)
 class ActBuffer:
-    """Memory for `rows` quantized rows of `width` inputs. struct points into the tensors."""
+    """Memory for `rows` quantized rows of `width` inputs. struct points into the arrays."""
 
     struct: abi.Acts
-    codes: torch.Tensor
-    scales: torch.Tensor
-    sums: torch.Tensor
+    codes: npt.NDArray[np.int8]
+    scales: npt.NDArray[np.float32]
+    sums: npt.NDArray[np.int32]
 
     @classmethod
     def empty(cls, rows: int, width: int) -> ActBuffer:
-        codes = torch.empty((rows, width), dtype=torch.int8)
-        scales = torch.empty((rows, width // abi.BLOCK), dtype=torch.float32)
-        sums = torch.empty((rows, width // 16), dtype=torch.int32)
-        struct = abi.Acts(rows, width, codes.data_ptr(), scales.data_ptr(), sums.data_ptr())
+        codes = empty((rows, width), np.int8)
+        scales = empty((rows, width // abi.BLOCK), np.float32)
+        sums = empty((rows, width // 16), np.int32)
+        struct = abi.Acts(rows, width, *(array.ctypes.data for array in (codes, scales, sums)))
         return cls(struct, codes, scales, sums)
 
 
@@ -102,15 +99,14 @@ class NativeKernel(WeightKernel):
     name = "native"
     exact = True
     version = 1
-    dtype = torch.float32
-    device = torch.device("cpu")
+    device = CPU
 
     def __init__(self, threads: int, isa: str | None = None) -> None:
         """Raises OSError and ValueError as `load` does."""
         self.library = load(isa)
         self.pool = Pool(self.library, threads)
+        self.arena = Arena()
         self._lock = threading.Lock()
-        self._arena = Arena()
 
     @property
     def isa(self) -> str:
@@ -129,58 +125,24 @@ class NativeKernel(WeightKernel):
         """Reads the matrix chunk by chunk: memory peaks at the packed form and one chunk.
 
         Raises ValueError when the matrix is empty or its columns do not fill whole blocks."""
-        if 0 in source.shape:
-            raise ValueError(f"{source.name}: an empty matrix {list(source.shape)} cannot be loaded")
-        kind = STORED.get(source.format.rows_as)
-        weight: NativeWeight | None = None
-        if kind is not None and not source.requantized:
-            weight = NativeWeight.empty(source.shape, kind, self._arena)
-            for start, stop in source.chunks():
-                self._pack_stored(source, weight, start, stop)
-            return weight
-        for start, stop in source.chunks():
-            part = source.decode(start, stop)
-            if not isinstance(part, QuantizedTensor):
-                raise ValueError(
-                    f"{source.name}: {source.format.name} is not a type the native kernels can hold"
-                )
-            if weight is None:
-                weight = NativeWeight.empty(source.shape, planes_of(part), self._arena)
-            self._pack_codes(source, weight, part, start)
-        if weight is None:
-            raise ValueError(f"{source.name}: nothing to load")
-        return weight
+        from infer.quant.kernels.native_tensors import pack
+
+        return pack(self, source)
+
+    def vector(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return values
 
     def matmul(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-        packed = _native(weight)
-        n, k = packed.shape
-        x = x.to(torch.float32).contiguous()
-        if x.dim() != 2 or x.shape[1] != k:
-            raise ValueError(f"a matrix [M, {k}] is needed, not {list(x.shape)}")
-        out = torch.empty((x.shape[0], n), dtype=torch.float32)
-        product = abi.MatmulOp(count=1, x=x.data_ptr())
-        product.w[0] = ctypes.pointer(packed.struct)
-        product.out[0] = out.data_ptr()
-        ops: list[abi.Op] = [product]
-        if packed.struct.elem == abi.ELEM_CODES:
-            acts = ActBuffer.empty(x.shape[0], k)
-            product.acts = ctypes.pointer(acts.struct)
-            ops.insert(0, abi.QuantizeOp(x=x.data_ptr(), acts=ctypes.pointer(acts.struct), width=k))
-        if x.shape[0]:
-            self.run(ops, abi.Batch(tokens=x.shape[0]))
-        return out
+        """x [M, K] → float32 [M, N] = x @ W^T."""
+        from infer.quant.kernels.native_tensors import matmul
+
+        return matmul(self, x, weight)
 
     def rows(self, weight: PackedWeight, ids: torch.Tensor) -> torch.Tensor:
-        packed = _native(weight)
-        n, k = packed.shape
-        ids = ids.to(torch.int32).contiguous()
-        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < n):
-            raise IndexError(f"row ids must be in [0, {n})")
-        out = torch.empty((ids.numel(), k), dtype=torch.float32)
-        if ids.numel():
-            op = abi.EmbedOp(table=ctypes.pointer(packed.struct), out=out.data_ptr(), scale=1.0)
-            self.run([op], abi.Batch(tokens=ids.numel(), ids=ids.data_ptr()))
-        return out
+        """Rows `ids` (int64 [M]) of the matrix, dequantized: float32 [M, K]."""
+        from infer.quant.kernels.native_tensors import rows
+
+        return rows(self, weight, ids)
 
     def run(self, ops: Sequence[abi.Op] | bytes, batch: abi.Batch) -> None:
         """Runs a program, or operations that make one. Raises ValueError naming the operation that does not fit."""
@@ -190,45 +152,8 @@ class NativeKernel(WeightKernel):
         if status:
             raise ValueError(f"operation {-status} of the program does not fit its buffers or the batch")
 
-    def _pack_stored(self, source: WeightSource, weight: NativeWeight, start: int, stop: int) -> None:
-        raw = source.read(start, stop).contiguous()
-        expected = (stop - start) * source.format.row_bytes(source.shape[1])
-        if raw.dtype != torch.uint8 or raw.numel() != expected:
-            raise ValueError(f"{source.name}: {raw.numel()} bytes were read where {expected} are expected")
-        status = self.library.infer_pack(
-            self.pool.handle,
-            source.format.rows_as.encode(),
-            raw.data_ptr(),
-            byref(weight.struct),
-            start,
-            stop - start,
-        )
-        _check_packed(status, source)
 
-    def _pack_codes(
-        self, source: WeightSource, weight: NativeWeight, part: QuantizedTensor, start: int
-    ) -> None:
-        parts = [part.unpacked_codes(), part.scales, part.mins, part.super_scales, part.super_mins]
-        held = [None if t is None else t.contiguous() for t in parts]
-        pointers = [None if t is None else t.data_ptr() for t in held]
-        status = self.library.infer_pack_codes(
-            self.pool.handle, *pointers, byref(weight.struct), start, part.shape[0]
-        )
-        _check_packed(status, source)
-
-
-def _native(weight: PackedWeight) -> NativeWeight:
-    if not isinstance(weight, NativeWeight):
-        raise TypeError(f"not a weight of this kernel: {type(weight).__name__}")
-    return weight
-
-
-def _check_packed(status: int, source: WeightSource) -> None:
-    if status:
-        raise ValueError(f"{source.name}: {source.format.name} {list(source.shape)} cannot be packed")
-
-
-def create(device: torch.device, threads: int, isa: str | None = None) -> WeightKernel:
+def create(device: Device, threads: int, isa: str | None = None) -> WeightKernel:
     if device.type != "cpu":
         raise ValueError(f"the native kernels run on the CPU, not on {device}")
     return NativeKernel(threads, isa)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from infer.quant.base import QuantizedTensor
-from infer.quant.kernels.base import WeightSource
+from infer.quant.kernels.source import WeightSource
 from infer.quant.kernels.weight import PackedWeight
 
 GROUP = 32  # columns that share a scale, at least, in torch's product

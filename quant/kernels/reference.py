@@ -18,8 +18,11 @@ from dataclasses import dataclass
 import torch
 
 from infer.quant.base import QuantizedTensor
-from infer.quant.kernels.base import WeightKernel, WeightSource
+from infer.quant.kernels.base import WeightKernel
+from infer.quant.kernels.device import Device
 from infer.quant.kernels.rows import RowWeight, gather_rows
+from infer.quant.kernels.source import WeightSource
+from infer.quant.kernels.tensor_kernel import TensorKernel
 from infer.quant.kernels.weight import PackedWeight
 
 BLOCK = 32
@@ -89,14 +92,10 @@ def matmul_floats(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return (sums[0] + sums[1]) + (sums[2] + sums[3])
 
 
-class ReferenceKernel(WeightKernel):
+class ReferenceKernel(TensorKernel):
     name = "reference"
     exact = True
     version = 1
-    dtype = torch.float32
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
 
     def pack(self, source: WeightSource) -> RowWeight:
         return gather_rows(source, self.device)
@@ -116,5 +115,5 @@ class ReferenceKernel(WeightKernel):
         return weight.select(ids)
 
 
-def create(device: torch.device, threads: int, isa: str | None = None) -> WeightKernel:
+def create(device: Device, threads: int, isa: str | None = None) -> WeightKernel:
     return ReferenceKernel(device)

@@ -13,22 +13,25 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
-from infer.quant.kernels.base import WeightKernel, WeightSource
+from infer.quant.kernels.base import WeightKernel
+from infer.quant.kernels.device import Device
 from infer.quant.kernels.nibbles import GROUP, PANEL, NibbleWeight, half_block, pack_planes
 from infer.quant.kernels.rows import RowWeight, gather_rows
+from infer.quant.kernels.source import WeightSource
+from infer.quant.kernels.tensor_kernel import TensorKernel
 from infer.quant.kernels.weight import PackedWeight
 
 INT4_ROWS = 4  # up to here the int4 kernel is the faster way
 
 
-class TorchKernel(WeightKernel):
+class TorchKernel(TensorKernel):
     name = "torch"
     exact = False
     version = 2
+    dtype = torch.bfloat16
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.dtype = torch.bfloat16
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
         self._half = half_block() if device.type == "cpu" else 0
 
     def pack(self, source: WeightSource) -> PackedWeight:
@@ -71,5 +74,5 @@ class TorchKernel(WeightKernel):
         return weight.select(ids).to(self.dtype)
 
 
-def create(device: torch.device, threads: int, isa: str | None = None) -> WeightKernel:
+def create(device: Device, threads: int, isa: str | None = None) -> WeightKernel:
     return TorchKernel(device)

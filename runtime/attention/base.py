@@ -1,13 +1,32 @@
-"""The interface of attention over the paged cache."""
+"""The interface of attention in torch over the paged cache."""
 
 from __future__ import annotations
 
 import abc
+from dataclasses import dataclass, fields
 
 import torch
 
 from infer.runtime.batch import ForwardBatch
-from infer.runtime.kvcache.paged import PagedKVCache
+from infer.runtime.kvcache.tensors import KVTensors
+
+
+@dataclass(frozen=True)
+class TensorBatch:
+    """A ForwardBatch as tensors."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    query_start: torch.Tensor
+    context_lens: torch.Tensor
+    block_tables: torch.Tensor
+    output_rows: torch.Tensor
+
+    @classmethod
+    def on(cls, device: torch.device, batch: ForwardBatch) -> TensorBatch:
+        arrays = (torch.from_numpy(getattr(batch, field.name)) for field in fields(cls))
+        return cls(*(array.to(device, non_blocking=True) for array in arrays))
 
 
 class AttentionBackend(abc.ABC):
@@ -18,7 +37,7 @@ class AttentionBackend(abc.ABC):
 
     @abc.abstractmethod
     def forward(
-        self, q: torch.Tensor, cache: PagedKVCache, batch: ForwardBatch, layer: int,
+        self, q: torch.Tensor, cache: KVTensors, batch: TensorBatch, layer: int,
         *, scale: float, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """q float32 [T, heads, head_dim] → float32 [T, heads, dimensions of a value].

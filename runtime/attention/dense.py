@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from infer.runtime.attention.base import AttentionBackend
-from infer.runtime.batch import ForwardBatch
+from infer.runtime.attention.base import AttentionBackend, TensorBatch
 from infer.runtime.config import BLOCK_SIZE
-from infer.runtime.kvcache.paged import PagedKVCache
+from infer.runtime.kvcache.tensors import KVTensors
 from infer.runtime.kvcache.window import first_visible
 
 QUERIES = 64  # at a time: the scores of 512 against a long context would be the largest tensor of a step
@@ -18,7 +17,7 @@ class DenseAttention(AttentionBackend):
     exact = False
 
     def forward(
-        self, q: torch.Tensor, cache: PagedKVCache, batch: ForwardBatch, layer: int,
+        self, q: torch.Tensor, cache: KVTensors, batch: TensorBatch, layer: int,
         *, scale: float, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         out = q.new_empty((*q.shape[:2], cache.values[layer].shape[3]))

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from infer.runtime.attention.base import AttentionBackend
-from infer.runtime.batch import ForwardBatch
+from infer.runtime.attention.base import AttentionBackend, TensorBatch
 from infer.runtime.config import BLOCK_SIZE
-from infer.runtime.kvcache.paged import PagedKVCache
+from infer.runtime.kvcache.tensors import KVTensors
 
 
 class ReferenceAttention(AttentionBackend):
@@ -18,7 +17,7 @@ class ReferenceAttention(AttentionBackend):
     exact = True
 
     def forward(
-        self, q: torch.Tensor, cache: PagedKVCache, batch: ForwardBatch, layer: int,
+        self, q: torch.Tensor, cache: KVTensors, batch: TensorBatch, layer: int,
         *, scale: float, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         out = q.new_empty((*q.shape[:2], cache.values[layer].shape[3]))
@@ -31,7 +30,7 @@ class ReferenceAttention(AttentionBackend):
 
 
 def _row(
-    q: torch.Tensor, cache: PagedKVCache, table: list[int], layer: int, position: int,
+    q: torch.Tensor, cache: KVTensors, table: list[int], layer: int, position: int,
     scale: float, window: int, softcap: float, sinks: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     heads, dim = q.shape

@@ -5,21 +5,26 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cached_property
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from infer.quant.base import PlanarFormat, QuantFormat, get_format
-from infer.quant.kernels.base import WeightKernel, WeightSource
+from infer.quant.kernels.base import WeightKernel
+from infer.quant.kernels.device import Device
 from infer.quant.kernels.strips import NativeWeight
 from infer.quant.kernels.weight import PackedWeight
 from infer.runtime.checkpoint.base import Checkpoint, RawTensor
 from infer.runtime.config import EngineConfig, ModelConfig
 from infer.runtime.errors import CheckpointError, UnsupportedModelError
 from infer.runtime.models.hparams import HyperParameters
-from infer.runtime.models.ops import Linear, Norm, Ops, Value
+from infer.runtime.models.ops import Linear, Norm, Ops, Value, Vector
+
+if TYPE_CHECKING:
+    from infer.quant.kernels.source import WeightSource
+    from infer.runtime.models.sources import WeightSources
 
 Progress = Callable[[int, int], None]
 
@@ -46,7 +51,8 @@ class WeightLoader:
     """Hands tensors of a checkpoint to a kernel. Every method raises CheckpointError that names the tensor when it is
     missing or has another shape, UnsupportedModelError when its type is unknown; `finish` when some were not asked for.
 
-    ready: tensors that have been packed already, each as one matrix. expanded: the types whose codes are wider in
+    ready: tensors that have been packed already, each as one matrix. The others are decoded by torch, which is imported
+    for the first of them. expanded: the types whose codes are wider in
     memory than in the file, with their bytes there and here.
     """
 
@@ -56,19 +62,33 @@ class WeightLoader:
         kernel: WeightKernel,
         config: EngineConfig,
         progress: Progress,
+        threads: int,
         ready: Mapping[str, NativeWeight] = MappingProxyType({}),
     ) -> None:
         self._checkpoint = checkpoint
         self._kernel = kernel
         self._quant = config.quant
         self._progress = progress
+        self._threads = threads
         self._ready = ready
         self._left = dict(checkpoint.tensors)
         self._done = 0
         self.expanded: dict[str, tuple[int, int]] = {}
 
+    @cached_property
+    def _sources(self) -> WeightSources:
+        """Comes with torch, whose import takes longer than loading a small model, and 200 MB."""
+        from infer.runtime.models.sources import WeightSources
+
+        return WeightSources(self._checkpoint, self._threads)
+
     @property
-    def device(self) -> torch.device:
+    def torch_version(self) -> str:
+        """Of the torch that decoded weights; "" when there was nothing to decode."""
+        return self._sources.torch_version if "_sources" in vars(self) else ""
+
+    @property
+    def device(self) -> Device:
         return self._kernel.device
 
     def __contains__(self, name: str) -> bool:
@@ -108,21 +128,26 @@ class WeightLoader:
         self._advance(tensor)
         return Linear(weight, self.optional_vector(f"{name}.bias", experts))
 
-    def vector(self, name: str, *shape: int) -> torch.Tensor:
-        """float32 of that shape on the kernel's device."""
+    def vector(self, name: str, *shape: int) -> Vector:
+        """float32 of that shape, where the kernel wants it."""
+        return self._kernel.vector(self.values(name, *shape))
+
+    def values(self, name: str, *shape: int) -> npt.NDArray[np.float32]:
+        """A plain tensor of that shape."""
         tensor = self._take(name, shape)
         if tensor.type not in ("F32", "F16", "BF16"):
             raise UnsupportedModelError(
                 f"{self._checkpoint.path}: tensor {name} is {tensor.type}; vectors must be F32, F16 or BF16"
             )
         count = math.prod(shape)
-        stored = self._rows(tensor, get_format(tensor.type), (count, 1))(0, count)
-        values = get_format(tensor.type).decode(stored, (1, count))
+        if tensor.planes:
+            stored = self._sources.bytes(tensor, count)
+        else:
+            stored = np.empty(tensor.nbytes, dtype=np.uint8)
+            self._checkpoint.read_into(tensor, stored.data)
         self._advance(tensor)
-        if not isinstance(values, torch.Tensor):
-            raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name} is not a plain vector")
-        found = values.reshape(shape).to(device=self._kernel.device, dtype=torch.float32)
-        return found + tensor.shift if tensor.shift else found
+        values = _floats(stored, tensor.type).reshape(shape)
+        return values + np.float32(tensor.shift) if tensor.shift else values
 
     def linear(self, name: str, rows: int, columns: int) -> Linear:
         """`name`.weight and, where the file has it, `name`.bias."""
@@ -134,11 +159,11 @@ class WeightLoader:
         """The layers whose rows lie one after another in `name`.weight (and `name`.bias), `sizes` rows each."""
         tensor = self._take(f"{name}.weight", (sum(sizes), columns))
         bias = f"{name}.bias"
-        values = self.vector(bias, sum(sizes)) if bias in self else None
+        values = self.values(bias, sum(sizes)) if bias in self else None
         layers = []
         for index, size in enumerate(sizes):
             first = sum(sizes[:index])
-            part = None if values is None else values[first : first + size].clone()
+            part = None if values is None else self._kernel.vector(values[first : first + size].copy())
             layers.append(Linear(self._pack(tensor, first, size), part))
         self._advance(tensor)
         return tuple(layers)
@@ -146,7 +171,7 @@ class WeightLoader:
     def norm(self, name: str, width: int, eps: float) -> Norm:
         return Norm(self.vector(f"{name}.weight", width), eps)
 
-    def optional_vector(self, name: str, *shape: int) -> torch.Tensor | None:
+    def optional_vector(self, name: str, *shape: int) -> Vector | None:
         return self.vector(name, *shape) if name in self else None
 
     def finish(self) -> None:
@@ -163,41 +188,10 @@ class WeightLoader:
         whole = self._ready.get(tensor.name)
         if whole is not None and (part := whole.part(first, rows)) is not None:
             return part
-        return self._packed(self._source(tensor, first, rows, None if as_stored else self._quant))
+        return self._packed(self._sources.matrix(tensor, first, rows, None if as_stored else self._quant))
 
     def _pack_transposed(self, tensor: RawTensor, first: int, rows: int) -> PackedWeight:
-        values = self._source(tensor, first, rows, None).dequantize(0, rows).T.contiguous()
-
-        def read(start: int, stop: int) -> torch.Tensor:
-            return values[start:stop].reshape(-1).view(torch.uint8)
-
-        return self._packed(WeightSource(tensor.name, (tensor.shape[-1], rows), get_format("F32"), read))
-
-    def _source(self, tensor: RawTensor, first: int, rows: int, quant: str | None) -> WeightSource:
-        name, columns = tensor.name, tensor.shape[-1]
-        try:
-            form = get_format(tensor.type)
-            form.row_bytes(columns)
-        except ValueError as error:
-            raise UnsupportedModelError(f"{self._checkpoint.path}: tensor {name}: {error}") from None
-
-        read = self._rows(tensor, form, (math.prod(tensor.shape[:-1]), columns))
-        return WeightSource(
-            name, (rows, columns), form, lambda start, stop: read(first + start, first + stop), quant
-        )
-
-    def _rows(
-        self, tensor: RawTensor, form: QuantFormat, shape: tuple[int, int]
-    ) -> Callable[[int, int], torch.Tensor]:
-        """A reader of the rows [start, stop) of a tensor, seen as a matrix of that shape."""
-        if tensor.planes and isinstance(form, PlanarFormat):
-            planes = {part: partial(self._read, plane) for part, plane in tensor.planes.items()}
-            try:
-                return form.open(planes, tensor.settings, shape)
-            except ValueError as error:
-                raise CheckpointError(f"{self._checkpoint.path}: tensor {tensor.name}: {error}") from None
-        width = form.row_bytes(shape[1])
-        return lambda start, stop: self._read(tensor, start * width, (stop - start) * width)
+        return self._packed(self._sources.transposed(tensor, first, rows))
 
     def _packed(self, source: WeightSource) -> PackedWeight:
         try:
@@ -221,11 +215,13 @@ class WeightLoader:
             )
         return tensor
 
-    def _read(self, tensor: RawTensor, start: int, count: int) -> torch.Tensor:
-        buffer = np.empty(count, dtype=np.uint8)
-        self._checkpoint.read_into(tensor, buffer.data, start)
-        return torch.from_numpy(buffer)
-
     def _advance(self, tensor: RawTensor) -> None:
         self._done += tensor.nbytes
         self._progress(self._done, self._checkpoint.nbytes)
+
+
+def _floats(stored: npt.NDArray[np.uint8], kind: str) -> npt.NDArray[np.float32]:
+    """Little-endian F32, F16 or BF16 (the upper half of a float32) as float32."""
+    if kind == "BF16":
+        return (stored.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    return stored.view("<f4" if kind == "F32" else "<f2").astype(np.float32, copy=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from infer.runtime.config import ModelConfig
 from infer.runtime.models.base import Model, WeightLoader
@@ -67,13 +68,13 @@ class Decoder(Model):
             for index in range(config.block_count)
         ]
 
-    def _rope_factors(self, loader: WeightLoader, positions: int) -> torch.Tensor | None:
+    def _rope_factors(self, loader: WeightLoader, positions: int) -> npt.NDArray[np.float32] | None:
         """The file's divisors of the frequencies. Between longrope's two sets the context in use decides, not the text:
         a key must not depend on what comes after it."""
         config, half = self.config, self.config.rope.dim // 2
         if config.rope.scaling != "longrope":
-            return loader.optional_vector("rope_freqs.weight", half)
-        sets = {name: loader.vector(f"rope_factors_{name}.weight", half) for name in ("short", "long")}
+            return loader.values("rope_freqs.weight", half) if "rope_freqs.weight" in loader else None
+        sets = {name: loader.values(f"rope_factors_{name}.weight", half) for name in ("short", "long")}
         chosen = "long" if positions > (config.rope.original_context or config.context_length) else "short"
         self.config = replace(config, rope=replace(config.rope, factors=chosen))
         return sets[chosen]

@@ -12,14 +12,16 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from infer.quant.kernels import native_abi as abi
+from infer.quant.kernels.arena import empty
 from infer.quant.kernels.native import ActBuffer, NativeKernel
 from infer.quant.kernels.strips import NativeWeight
 from infer.quant.kernels.weight import PackedWeight
 from infer.runtime.batch import ForwardBatch
-from infer.runtime.kvcache.paged import PagedKVCache
+from infer.runtime.kvcache.paged import BlockArray, LayerArrays, PagedKVCache
 from infer.runtime.models.ops import AttentionSpec, Experts, Linear, Norm, Ops, RopeTable, Router
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ GATES = {"softmax": abi.GATE_SOFTMAX, "sigmoid": abi.GATE_SIGMOID, "chosen_softm
 KV_TYPES = {"f16": abi.KV_F16, "bf16": abi.KV_BF16, "f32": abi.KV_F32, "int8": abi.KV_INT8}
 
 
+Floats = npt.NDArray[np.float32]
+
+
 class NativeValue:
     """Rows of `width` floats that an operation makes, as floats, quantized, or both: whichever the consumers ask for.
 
@@ -39,7 +44,7 @@ class NativeValue:
     """
 
     def __init__(
-        self, width: int, floats: torch.Tensor, acts: ActBuffer | None, producer: abi.Op | None, outputs: bool
+        self, width: int, floats: Floats, acts: ActBuffer | None, producer: abi.Op | None, outputs: bool
     ) -> None:
         self.width = width
         self.outputs = outputs
@@ -50,8 +55,8 @@ class NativeValue:
     def floats(self) -> int:
         """Address of the float rows."""
         if isinstance(self._producer, abi.NormOp | abi.AttentionOp | abi.GluOp):
-            self._producer.out = self._floats.data_ptr()
-        return self._floats.data_ptr()
+            self._producer.out = self._floats.ctypes.data
+        return self._floats.ctypes.data
 
     def acts(self) -> ctypes._Pointer[abi.Acts] | None:
         """The quantized rows, or None when the producer cannot quantize."""
@@ -69,7 +74,7 @@ class Program:
 
     code: bytes
     capacity: int
-    logits: torch.Tensor
+    logits: Floats
     ropes: list[RopeTable]
     keep: list[object]
 
@@ -79,32 +84,23 @@ class NativeOps(Ops):
 
     def __init__(self, kernel: NativeKernel, cache: PagedKVCache) -> None:
         self._kernel = kernel
-        self._caches = [
-            abi.Kv(
-                k=keys.data_ptr(), v=None if cache.latent else values.data_ptr(), type=KV_TYPES[cache.kv_type],
-                k_scale=cache.key_scales[layer].data_ptr() if cache.key_scales else None,
-                v_scale=cache.value_scales[layer].data_ptr() if cache.value_scales else None,
-                kv_heads=keys.shape[1], head_dim=keys.shape[2], value_dim=values.shape[3], blocks=cache.blocks,
-                stride=cache.block_bytes,
-            )
-            for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True))
-        ]  # fmt: skip
+        self._caches = [_kv(cache, layer) for layer in cache.layers]
         self._program: Program | None = None
         self._recorder = _Recorder(0)
 
-    def run(self, model: Model, batch: ForwardBatch) -> torch.Tensor:
+    def run(self, model: Model, batch: ForwardBatch) -> Floats:
         tokens, outputs = len(batch.ids), len(batch.output_rows)
         program = self._program
         if program is None or program.capacity < tokens:
             program = self._program = self._record(model, max(64, 1 << (tokens - 1).bit_length()))
-        last = int(batch.positions.numpy().max())
+        last = int(batch.positions.max())
         for rope in program.ropes:
             rope.ready(last + 1)
         struct = abi.Batch(
             tokens=tokens, sequences=len(batch.context_lens), max_blocks=batch.block_tables.shape[1], outputs=outputs,
-            ids=batch.ids.data_ptr(), positions=batch.positions.data_ptr(), slots=batch.slots.data_ptr(),
-            query_start=batch.query_start.data_ptr(), context_len=batch.context_lens.data_ptr(),
-            block_tables=batch.block_tables.data_ptr(), output_rows=batch.output_rows.data_ptr(),
+            ids=_address(batch.ids), positions=_address(batch.positions), slots=_address(batch.slots),
+            query_start=_address(batch.query_start), context_len=_address(batch.context_lens),
+            block_tables=_address(batch.block_tables), output_rows=_address(batch.output_rows),
         )  # fmt: skip
         self._kernel.run(program.code, struct)
         return program.logits[:outputs]
@@ -115,7 +111,7 @@ class NativeOps(Ops):
         return self._emit(op, weight.shape[1], outputs=False)
 
     def norm(self, x: NativeValue, norm: Norm) -> NativeValue:
-        op = abi.NormOp(x=x.floats(), weight=norm.weight.data_ptr(), eps=norm.eps, width=x.width)
+        op = abi.NormOp(x=x.floats(), weight=_address(norm.weight), eps=norm.eps, width=x.width)
         return self._emit(op, x.width, outputs=x.outputs, quantized=True, keep=norm.weight)
 
     def linear(self, x: NativeValue, *layers: Linear, softcap: float = 0.0) -> tuple[NativeValue, ...]:
@@ -134,14 +130,14 @@ class NativeOps(Ops):
         cache = ctypes.pointer(self._caches[spec.layer])
         norms = [spec.q_norm, spec.k_norm]
         eps = next((norm.eps for norm in norms if norm is not None), 0.0)
-        weights = [None if norm is None else norm.weight.data_ptr() for norm in norms]
+        weights = [None if norm is None else _address(norm.weight) for norm in norms]
         rope = spec.rope
         if rope is not None and rope not in self._recorder.ropes:
             self._recorder.ropes.append(rope)
         self._recorder.add(
             abi.RopeStoreOp(
                 q=q.floats(), k=k.floats(), v=v and v.floats(), q_norm=weights[0], k_norm=weights[1],
-                cos=rope and rope.cos.data_ptr(), sin=rope and rope.sin.data_ptr(), kv=cache, eps=eps,
+                cos=rope and _address(rope.cos), sin=rope and _address(rope.sin), kv=cache, eps=eps,
                 heads=spec.heads, norm_dim=spec.norm_dim, rope_at=spec.rope_at, rope_dim=rope.dim if rope else 0,
                 pairing=PAIRINGS[rope.pairing] if rope else 1,
             ),
@@ -241,7 +237,7 @@ class _Recorder:
         self._capacity = capacity
         self._keep: list[object] = []
         self._scratch: dict[int, ActBuffer] = {}
-        self._free: dict[int, list[tuple[torch.Tensor, ActBuffer | None]]] = defaultdict(list)
+        self._free: dict[int, list[tuple[Floats, ActBuffer | None]]] = defaultdict(list)
 
     def add(self, op: abi.Op, outputs: bool, keep: object = None) -> None:
         self.ops.append((op, outputs))
@@ -262,19 +258,31 @@ class _Recorder:
             buffers = free.pop()
         else:
             acts = self.acts(width) if width % abi.BLOCK == 0 else None
-            buffers = (torch.empty((self._capacity, width), dtype=torch.float32), acts)
+            buffers = (empty((self._capacity, width), np.float32), acts)
             self._keep.append(buffers)
         value = NativeValue(width, buffers[0], buffers[1] if quantized else None, producer, outputs)
         weakref.finalize(value, free.append, buffers).atexit = False
         return value
 
 
+def _kv(cache: PagedKVCache, layer: LayerArrays) -> abi.Kv:
+    def address(part: BlockArray | None) -> int | None:
+        return None if part is None else cache.address + part.offset
+
+    return abi.Kv(
+        k=address(layer.keys), v=address(layer.values), k_scale=address(layer.key_scales),
+        v_scale=address(layer.value_scales or layer.key_scales), type=KV_TYPES[cache.kv_type],
+        kv_heads=cache.kv_heads, head_dim=cache.head_dim, value_dim=cache.value_dim, blocks=cache.blocks,
+        stride=cache.block_bytes,
+    )  # fmt: skip
+
+
 def _array(weights: tuple[PackedWeight, ...]) -> ctypes.Array[abi.Weight]:
     return (abi.Weight * len(weights))(*(_native(weight).struct for weight in weights))
 
 
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _address(array: npt.NDArray[np.generic] | None) -> int | None:
+    return None if array is None else array.ctypes.data
 
 
 def _native(weight: PackedWeight) -> NativeWeight:

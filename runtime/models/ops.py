@@ -9,20 +9,25 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from infer.quant.kernels.device import Device
 from infer.quant.kernels.weight import PackedWeight
 from infer.runtime.batch import ForwardBatch
 from infer.runtime.config import MoEConfig
+from infer.samplers.logit_rows import Logits
 
 if TYPE_CHECKING:
+    import torch
+
     from infer.runtime.models.base import Model
 
 Value = Any
+Vector = Any  # contiguous float32 as `WeightKernel.vector` has it: an array for native kernels, a tensor for others
 
 
 @dataclass(frozen=True)
@@ -30,19 +35,20 @@ class Linear:
     """y = x W^T + bias; weight [N, K], bias float32 [N]."""
 
     weight: PackedWeight
-    bias: torch.Tensor | None = None
+    bias: Vector | None = None
 
 
 @dataclass(frozen=True)
 class Norm:
     """RMSNorm (arXiv 1910.07467): x / sqrt(mean(x²) + eps) * weight; weight float32 [width]."""
 
-    weight: torch.Tensor
+    weight: Vector
     eps: float
 
 
 class RopeTable:
-    """cos and sin, float32 [positions, dim / 2]; pairing as in RopeConfig.
+    """cos and sin, float32 [positions, dim / 2], in host memory; tensors: the same on the device. pairing as in
+    RopeConfig.
 
     rows(start, stop) computes cos and sin of these positions, float64. On the CPU rows are filled as positions come
     into use: a context of 32,768 would cost 17 MB and 45 ms at every start. `ready` makes them.
@@ -54,24 +60,33 @@ class RopeTable:
         self,
         shape: tuple[int, int],
         pairing: str,
-        device: torch.device,
+        device: Device,
         rows: Callable[[int, int], tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]],
     ) -> None:
         self.pairing = pairing
         self.dim = 2 * shape[1]
         self._rows = rows
         self._filled = 0
-        self._tables = [np.empty(shape, dtype=np.float32) for _ in range(2)]
+        self._device = device
+        self.cos, self.sin = (np.empty(shape, dtype=np.float32) for _ in range(2))
         if device.type != "cpu":
             self.ready(shape[0])
-        self.cos, self.sin = (torch.from_numpy(table).to(device) for table in self._tables)
+
+    @cached_property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        cos, sin = (torch.from_numpy(table).to(str(self._device)) for table in (self.cos, self.sin))
+        return cos, sin
 
     def ready(self, positions: int) -> None:
         """Fill the rows below `positions`."""
-        size = len(self._tables[0])
+        size = len(self.cos)
         while self._filled < min(positions, size):
             start, stop = self._filled, min(self._filled + self._STEP, size)
-            for table, values in zip(self._tables, self._rows(start, start + self._STEP), strict=True):
+            for table, values in zip(
+                (self.cos, self.sin), self._rows(start, start + self._STEP), strict=True
+            ):
                 table[start:stop] = values[: stop - start]
             self._filled = stop
 
@@ -98,7 +113,7 @@ class AttentionSpec:
     window: int = 0
     softcap: float = 0.0
     latent_dim: int = 0
-    sinks: torch.Tensor | None = None
+    sinks: Vector | None = None
 
     @property
     def norm_dim(self) -> int:
@@ -118,7 +133,7 @@ class Router:
 
     layer: Linear
     rule: MoEConfig
-    bias: torch.Tensor | None = None
+    bias: Vector | None = None
 
 
 @dataclass(frozen=True)
@@ -129,14 +144,14 @@ class Experts:
     up: tuple[PackedWeight, ...]
     down: tuple[PackedWeight, ...]
     activation: str = "silu"
-    gate_bias: torch.Tensor | None = None
-    up_bias: torch.Tensor | None = None
-    down_bias: torch.Tensor | None = None
+    gate_bias: Vector | None = None
+    up_bias: Vector | None = None
+    down_bias: Vector | None = None
 
 
 class Ops(abc.ABC):
     @abc.abstractmethod
-    def run(self, model: Model, batch: ForwardBatch) -> torch.Tensor:
+    def run(self, model: Model, batch: ForwardBatch) -> Logits:
         """float32 [R, vocab]: the model's forward pass over a batch."""
 
     @abc.abstractmethod

@@ -1,7 +1,4 @@
-"""Tables of rotary position embeddings and their context extensions.
-
-In numpy, not torch: the code of the first operations that torch runs takes 4 MiB of memory.
-"""
+"""Tables of rotary position embeddings and their context extensions."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from infer.quant.kernels.device import Device
 from infer.runtime.config import RopeConfig
 from infer.runtime.models.ops import RopeTable
 
@@ -18,14 +15,14 @@ Frequencies = npt.NDArray[np.float64]
 
 
 def rope_table(
-    config: RopeConfig, positions: int, factors: torch.Tensor | None, device: torch.device
+    config: RopeConfig, positions: int, factors: npt.NDArray[np.float32] | None, device: Device
 ) -> RopeTable:
     """factors: the file's own divisors of the frequencies (`rope_freqs`, `rope_factors_long`), float32 [dim / 2].
     Computed in float64."""
     with np.errstate(all="ignore"):  # what is not finite shows in the logits, which are checked
         inverse: Frequencies = config.base ** -(np.arange(0, config.dim, 2, dtype=np.float64) / config.dim)
         if factors is not None:
-            inverse = inverse / factors.cpu().numpy().astype(np.float64)
+            inverse = inverse / factors.astype(np.float64)
         inverse, magnitude = _scaled(config, inverse)
 
     def rows(start: int, stop: int) -> tuple[Frequencies, Frequencies]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from infer.quant.kernels.base import WeightKernel
 from infer.quant.kernels.rows import RowWeight
+from infer.quant.kernels.tensor_kernel import TensorKernel
 from infer.quant.kernels.weight import PackedWeight
-from infer.runtime.attention.base import AttentionBackend
+from infer.runtime.attention.base import AttentionBackend, TensorBatch
 from infer.runtime.batch import ForwardBatch
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.models.ops import AttentionSpec, Experts, Linear, Norm, Ops, RopeTable, Router
@@ -37,17 +37,17 @@ class TorchOps(Ops):
     """Values are tensors of the kernel's dtype; norms, rotation and attention run in float32 where the dtype is not
     exact enough. `batch` is the one that runs."""
 
-    batch: ForwardBatch
+    batch: TensorBatch
 
-    def __init__(self, kernel: WeightKernel, attention: AttentionBackend, cache: PagedKVCache) -> None:
+    def __init__(self, kernel: TensorKernel, attention: AttentionBackend, cache: PagedKVCache) -> None:
         self._kernel = kernel
         self._attention = attention
-        self._cache = cache
+        self._cache = cache.tensors
 
     @torch.inference_mode()
     def run(self, model: Model, batch: ForwardBatch) -> torch.Tensor:
         self._last_position = int(batch.positions.max())
-        self.batch = batch.to(self._kernel.device)
+        self.batch = TensorBatch.on(self._kernel.device, batch)
         self._rotations: dict[int, torch.Tensor] = {}
         logits: torch.Tensor = model.forward(self)
         return logits.float()
@@ -141,7 +141,8 @@ class TorchOps(Ops):
         if found is None:
             table.ready(self._last_position + 1)
             positions = self.batch.positions.long()
-            found = torch.complex(table.cos[positions], table.sin[positions]).unsqueeze(1)
+            cos, sin = table.tensors
+            found = torch.complex(cos[positions], sin[positions]).unsqueeze(1)
             self._rotations[id(table)] = found
         return found
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from logits import as_tensor
 
 from infer.runtime.batch import ForwardBatch, output_rows
 from infer.runtime.config import BLOCK_SIZE
 from infer.runtime.kvcache.paged import PagedKVCache
 from infer.runtime.loader import LoadedModel
 from infer.runtime.request import Request, Sequence
+from infer.samplers.logit_rows import Logits
 from infer.samplers.params import SamplingParams
 
 
@@ -35,8 +37,8 @@ class Trace:
         block = start // BLOCK_SIZE
         table, skipped = torch.tensor(seq.block_table[block:]), start - block * BLOCK_SIZE
         found = []
-        for layer in range(len(cache.keys)):
-            keys, values = cache.gather(layer, table, seq.num_computed + count - block * BLOCK_SIZE)
+        for layer in range(len(cache.layers)):
+            keys, values = cache.tensors.gather(layer, table, seq.num_computed + count - block * BLOCK_SIZE)
             found += [keys[:, :, skipped:].transpose(1, 2).clone(), values[:, skipped:].clone()]
         self._parts.append(found)
 
@@ -69,11 +71,11 @@ def traced(model: LoadedModel, prompts: dict[str, tuple[int, ...]], count: int =
         scheduled[:] = plan.scheduled
         return plan
 
-    def watched_forward(batch: ForwardBatch) -> torch.Tensor:
+    def watched_forward(batch: ForwardBatch) -> Logits:
         logits = forward(batch)
         for rows in output_rows(scheduled):
             if rows.last is not None:
-                traces[rows.seq.request.request_id].logits.append(logits[rows.last].clone())
+                traces[rows.seq.request.request_id].logits.append(as_tensor(logits[rows.last]))
         for seq, computed in scheduled:
             traces[seq.request.request_id].add_kv(runner.cache, seq, computed)
         return logits

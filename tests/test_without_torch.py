@@ -1,0 +1,73 @@
+"""Where the compiled kernels compute, torch is not imported: that takes longer, and more memory, than a small model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infer.runtime import device
+from infer.runtime.errors import UsageError
+
+pytestmark = pytest.mark.native
+Tiny = Callable[..., Path]
+
+#: runs a command line; what tries to import torch fails, and so does the command
+FORBIDDEN = (
+    "import sys; sys.modules['torch'] = None; from infer.cli.main import invoke; sys.exit(invoke(sys.argv[1:]))"
+)
+
+
+def run(*arguments: str, home: Path, stdin: bytes = b"") -> bytes:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("INFER_")}
+    done = subprocess.run(
+        [sys.executable, "-c", FORBIDDEN, *arguments],
+        env={**environment, "INFER_HOME": str(home)},
+        input=stdin, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"quant": "Q8_0"}, {"quant": "Q4_K"}, {"quant": "Q6_K"}, {"quant": "BF16"}, {"quant": "F16"}, {},
+        {"arch": "qwen2", "quant": "Q4_1"}, {"arch": "llama", "rope_freqs": True, "quant": "Q5_0"},
+    ],
+)  # fmt: skip
+def test_a_gguf_file_runs(tiny_llama: Tiny, tmp_path: Path, options: dict[str, Any]) -> None:
+    arguments = ["run", "-m", str(tiny_llama(**options)), "-n", "4", "--seed", "1", "--raw", "Once upon a time"]
+    first = run(*arguments, home=tmp_path)
+    assert first
+    assert run(*arguments, home=tmp_path) == first  # from the prompt cache
+    for flags in (["--kv-type", "int8"], ["--kv-type", "bf16"], ["--temp", "0", "--repeat-penalty", "1.2"]):
+        run(*arguments, *flags, home=tmp_path)
+
+
+@pytest.mark.parametrize("case", ["qwen2", "gemma3", "phi3", "llama, llama3"])
+def test_a_folder_runs(hf_folder: Callable[..., tuple[Path, Any]], tmp_path: Path, case: str) -> None:
+    path, _ = hf_folder(case)
+    assert run("run", "-m", str(path), "-n", "4", "--raw", "Once upon a time", home=tmp_path)
+
+
+def test_other_commands_run(tiny_llama: Tiny, tmp_path: Path) -> None:
+    model = str(tiny_llama(quant="Q8_0"))
+    text = tmp_path / "text"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    assert run("bench", "-m", model, "-p", "16", "-n", "4", "-r", "1", home=tmp_path)
+    assert run("perplexity", "-m", model, "-f", str(text), "--ctx", "32", home=tmp_path)
+    assert run("chat", "-m", model, "-n", "4", home=tmp_path, stdin=b"Hello\nAgain\n")
+
+
+def test_without_a_driver_torch_is_not_asked_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "cuda_is_possible", lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert str(device.resolve_device("auto")) == str(device.resolve_device("cpu")) == "cpu"
+    with pytest.raises(UsageError, match="not known"):
+        device.resolve_device("gpu")
