@@ -32,11 +32,11 @@ def test_an_array_of_texts_is_the_list(values: list[str]) -> None:
 
 def test_what_is_not_utf8_is_seen_also_where_the_whole_is() -> None:
     halves = "é".encode()
-    cut = TextArray.joined([[b"a" + halves[:1]], [halves[1:] + b"b"]])
+    cut = TextArray.joined([(b"a" + halves[:1], [2]), (halves[1:] + b"b", [2])])
     assert not cut.is_utf8
     assert [text.encode("utf-8", "surrogateescape") for text in cut] == [b"a\xc3", b"\xa9b"]
-    assert not TextArray.joined([[b"\xff"]]).is_utf8
-    assert not TextArray.joined([[b"", halves[:1]]]).is_utf8
+    assert not TextArray.joined([(b"\xff", [1])]).is_utf8
+    assert not TextArray.joined([(halves[:1], [0, 1])]).is_utf8
     with pytest.raises(UnicodeEncodeError):
         TextArray.of(["\udcc3"])
     with pytest.raises(IndexError):

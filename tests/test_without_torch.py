@@ -18,9 +18,7 @@ pytestmark = pytest.mark.native
 Tiny = Callable[..., Path]
 
 #: runs a command line; what tries to import torch fails, and so does the command
-FORBIDDEN = (
-    "import sys; sys.modules['torch'] = None; from infer.cli.main import invoke; sys.exit(invoke(sys.argv[1:]))"
-)
+FORBIDDEN = "import sys; sys.modules['torch'] = None; from infer.cli.main import invoke; sys.exit(invoke(sys.argv[1:]))"
 
 
 def run(*arguments: str, home: Path, stdin: bytes = b"") -> bytes:
@@ -42,7 +40,17 @@ def run(*arguments: str, home: Path, stdin: bytes = b"") -> bytes:
     ],
 )  # fmt: skip
 def test_a_gguf_file_runs(tiny_llama: Tiny, tmp_path: Path, options: dict[str, Any]) -> None:
-    arguments = ["run", "-m", str(tiny_llama(**options)), "-n", "4", "--seed", "1", "--raw", "Once upon a time"]
+    arguments = [
+        "run",
+        "-m",
+        str(tiny_llama(**options)),
+        "-n",
+        "4",
+        "--seed",
+        "1",
+        "--raw",
+        "Once upon a time",
+    ]
     first = run(*arguments, home=tmp_path)
     assert first
     assert run(*arguments, home=tmp_path) == first  # from the prompt cache

@@ -34,16 +34,17 @@ class TextArray(Sequence[str]):
     @classmethod
     def of(cls, texts: Iterable[str]) -> TextArray:
         """Raises UnicodeEncodeError for lone surrogates."""
-        return cls.joined([[text.encode() for text in texts]])
+        encoded = [text.encode() for text in texts]
+        return cls.joined([(b"".join(encoded), map(len, encoded))])
 
     @classmethod
-    def joined(cls, batches: Iterable[list[bytes]]) -> TextArray:
-        """Of texts in batches, of which one at a time is kept."""
+    def joined(cls, batches: Iterable[tuple[bytes, Iterable[int]]]) -> TextArray:
+        """Of texts in batches: the bytes of some, one after the other, and the length of each."""
         starts = array("I", [0])
         pieces: list[bytes] = []
-        for texts in batches:
-            starts.extend(islice(accumulate(map(len, texts), initial=starts[-1]), 1, None))
-            pieces.append(b"".join(texts))
+        for texts, lengths in batches:
+            starts.extend(islice(accumulate(lengths, initial=starts[-1]), 1, None))
+            pieces.append(texts)
         return cls(b"".join(pieces), starts)
 
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -30,7 +31,8 @@ from infer.runtime.errors import CheckpointError, UnsupportedModelError
 MAX_HEADER = 256 << 20
 
 _FIRST_READ = 1 << 20
-_BATCH = 4096  # strings cut out at a time
+_BATCH = 4096  # strings cut out one by one, at a time
+_FEW = 256  # strings found at once, below which the next ones are cut out
 _MAX_NAME = 65535
 _DEFAULT_ALIGNMENT = 32
 
@@ -154,12 +156,25 @@ class _Parser:
 
     def strings(self, count: int) -> TextArray:
         self.require(8 * count)
-        return TextArray.joined(
-            self.byte_strings(min(count - done, _BATCH)) for done in range(0, count, _BATCH)
-        )
+        return TextArray.joined(self.batches(count))
+
+    def batches(self, count: int) -> Iterator[tuple[bytes, Iterable[int]]]:
+        """Strings as `TextArray.joined` takes them."""
+        vectorized = "numpy" in sys.modules  # to import it would take longer than it saves
+        while count:
+            lengths: list[int] = []
+            if vectorized:
+                from infer.runtime.checkpoint.gguf_strings import leading_strings
+
+                text, lengths, self.pos = leading_strings(self.data, self.pos, count)
+                yield text, lengths
+                count -= len(lengths)
+            if len(lengths) < _FEW:
+                strings = self.byte_strings(min(count, _BATCH))
+                yield b"".join(strings), map(len, strings)
+                count -= len(strings)
 
     def byte_strings(self, count: int) -> list[bytes]:
-        # A vocabulary has hundreds of thousands of strings: nothing here but one unpack and one slice each.
         values: list[bytes] = []
         append, unpack = values.append, _U64.unpack_from
         data, pos, have = self.data, self.pos, len(self.data)

@@ -72,7 +72,7 @@ class WeightLoader:
         self._threads = threads
         self._ready = ready
         self._left = dict(checkpoint.tensors)
-        self._done = 0
+        self._done, self._total = 0, checkpoint.nbytes
         self.expanded: dict[str, tuple[int, int]] = {}
 
     @cached_property
@@ -217,7 +217,7 @@ class WeightLoader:
 
     def _advance(self, tensor: RawTensor) -> None:
         self._done += tensor.nbytes
-        self._progress(self._done, self._checkpoint.nbytes)
+        self._progress(self._done, self._total)
 
 
 def _floats(stored: npt.NDArray[np.uint8], kind: str) -> npt.NDArray[np.float32]:
