@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-INFER = [sys.executable, "-c", "from infer.cli.main import main; main()"]
+INFER = [sys.executable, "-c", "from infer.cli.start import main; main()"]
 INSTRUCTION_SETS = (
     "avx2",
     "avx512f",
@@ -145,10 +145,11 @@ def llama_rate(found: list[dict[str, Any]], *, prefill: bool) -> float:
     return statistics.median(test["samples_ts"])
 
 
-def start_lines(options: argparse.Namespace, model: Path) -> list[str]:
-    """Wall time and peak memory of a process that loads the model and answers with one token."""
+def start_line(options: argparse.Namespace, model: Path) -> str:
+    """Wall time and peak memory of a process that loads the model and answers with one token, beside one that imports
+    torch and does nothing else."""
     commands = {
-        "import torch": [sys.executable, "-c", "import torch"],
+        "torch": [sys.executable, "-c", "import torch"],
         "infer": infer_command(
             options, "run", model, "--raw", "--no-cache", "-q", "-n", "1", "--temp", "0", PROMPT
         ),
@@ -164,17 +165,19 @@ def start_lines(options: argparse.Namespace, model: Path) -> list[str]:
     wall = {name: statistics.median(run.wall_s for run in found) for name, found in runs.items()}
     peak = {name: statistics.median(run.rss for run in found) for name, found in runs.items()}
     size = model.stat().st_size
-    times_file = (peak["infer"] - peak["import torch"]) / size
-    lines = [
-        f"| {model.name} | {name} | {wall[name]:.2f} | {peak[name] / 1e6:.0f} |"
-        for name in commands
-        if name != "infer"
-    ]
-    lines.append(
-        f"| {model.name} | infer | {wall['infer']:.2f} ({wall['infer'] - wall['import torch']:.2f} without torch) "
-        f"| {peak['infer'] / 1e6:.0f} (torch + {times_file:.2f} × the file's {size / 1e6:.0f}) |"
+    ratio, theirs = "", ""
+    if "llama.cpp" in runs:
+        pairs = [
+            mine.wall_s / other.wall_s for mine, other in zip(runs["infer"], runs["llama.cpp"], strict=True)
+        ]
+        ratio = f"**{statistics.median(pairs):.2f}** ({min(pairs):.2f} to {max(pairs):.2f})"
+        theirs = f"{wall['llama.cpp']:.2f} | {ratio}"
+    own = f"{peak['infer'] / 2**20:.0f}, {peak['infer'] / size:.2f} × the file"
+    other = f"{peak['llama.cpp'] / 2**20:.0f}" if "llama.cpp" in peak else ""
+    return (
+        f"| {model.name} ({size / 2**20:.0f} MiB) | {wall['infer']:.2f} | {theirs or ' | '} "
+        f"| {own} | {other} | {wall['torch']:.2f} s, {peak['torch'] / 2**20:.0f} MiB |"
     )
-    return lines
 
 
 def machine() -> str:
@@ -211,6 +214,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kernel", default="auto", help="infer's --kernel")
     parser.add_argument("--depth", default="0", help="tokens of context before a test, several with commas")
+    parser.add_argument("--no-speed", action="store_true", help="leave out prefill and decode")
     parser.add_argument("--no-start", action="store_true", help="leave out time to first token and memory")
     options = parser.parse_args()
     options.depth = [int(depth) for depth in options.depth.split(",")]
@@ -221,15 +225,22 @@ def main() -> None:
         parser.error(f"{options.llama_bin} holds no llama-bench")
 
     versions = {name: importlib.metadata.version(name) for name in ("infer-local", "torch")}
-    rows = [row for model in options.model for row in speed_rows(options, model, versions)]
-    print(f"\n| model | test | infer, tok/s | llama.cpp, tok/s | infer / llama.cpp, {options.runs} pairs |")
-    print("|---|---|---:|---:|---:|")
-    for row in rows:
-        print(row.markdown())
+    if not options.no_speed:
+        rows = [row for model in options.model for row in speed_rows(options, model, versions)]
+        print(
+            f"\n| model | test | infer, tok/s | llama.cpp, tok/s | infer / llama.cpp, {options.runs} pairs |"
+        )
+        print("|---|---|---:|---:|---:|")
+        for row in rows:
+            print(row.markdown())
     if not options.no_start:
-        print("\n| model | program | load and first token, s | peak memory, MB |\n|---|---|---:|---:|")
+        print("\nFrom the start of the process to its end after one token:\n")
+        print(
+            "| model | infer, s | llama.cpp, s | infer / llama.cpp | infer, MiB | llama.cpp, MiB | import torch |"
+        )
+        print("|---|---:|---:|---:|---:|---:|---:|")
         for model in options.model:
-            print("\n".join(start_lines(options, model)))
+            print(start_line(options, model))
     print(f"\nMachine: {machine()}; {options.threads} threads.")
     print("Versions: " + ", ".join(f"{name} {value}" for name, value in versions.items()) + ".")
     shown = [Path(word).name if os.sep in word else word for word in sys.argv]

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-INFER = [sys.executable, "-c", "from infer.cli.main import main; main()"]
+INFER = [sys.executable, "-c", "from infer.cli.start import main; main()"]
 SENTENCE = (
     "the river runs past old mills and quiet fields while people walk home under tall trees "
     "at dusk and nobody speaks of the long dry summer"

@@ -88,7 +88,7 @@ def bench(options: BenchOptions) -> None:
         path = session.locate(options, notes)
         if options.ctx is None:
             check_context(path, config)
-        with session.open_model(path, engine, chat_template=None, pre=options.pre, notes=notes) as model:
+        with session.open_model(path, engine, chat_template=False, pre=options.pre, notes=notes) as model:
             found = measure(model, engine, config, notes)
             if options.json:
                 writer.queue(json_line(report_object(model, found)))

@@ -67,7 +67,7 @@ def perplexity(options: PerplexityOptions) -> None:
     text = read_prompt(wanted, notes)
     with session.logging_to(notes):
         path = session.locate(options, notes)
-        with session.open_model(path, engine, chat_template=None, pre=options.pre, notes=notes) as model:
+        with session.open_model(path, engine, chat_template=False, pre=options.pre, notes=notes) as model:
             measure(model, options, text, ctx, writer)
 
 

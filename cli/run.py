@@ -112,7 +112,11 @@ def run(
             seed = seed if options.seed is None else options.seed
         path = session.locate(options, notes)
         with session.open_model(
-            path, engine, chat_template=options.chat_template, pre=options.pre, notes=notes
+            path,
+            engine,
+            chat_template=False if options.raw else options.chat_template,
+            pre=options.pre,
+            notes=notes,
         ) as model:
             request, tokenize_s = make_request(model, options, text, seed, notes, history)
             keeper = _Keeper(talk, text, options.prefill)

@@ -1,6 +1,6 @@
 """From the options to a loaded model: where it is, getting it here, loading it (with a bar if that is slow).
 
-torch is imported here, inside `open_model`, once everything the flags can get wrong has been checked.
+What takes long to import is imported inside `open_model`, once everything the flags can get wrong has been checked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from infer.cli import config
 from infer.cli.options import CacheOptions, EngineOptions, SourceOptions
@@ -88,17 +88,21 @@ def open_model(
     path: Path,
     engine: EngineConfig,
     *,
-    chat_template: str | None,
+    chat_template: str | Literal[False] | None,
     pre: str | None,
     notes: Notes,
     bar: bool = True,
 ) -> Iterator[LoadedModel]:
-    """Load a model, say its warnings, close it at the end. bar: show one if it takes long. Raises ModelError."""
+    """Load a model, say its warnings, close it at the end. chat_template: as Preload has it. bar: show one if it takes
+    long. Raises ModelError."""
     from infer.runtime.preload import Preload
 
     showing = progress(f"loading {path.name}", enabled=bar and not notes.quiet)
     try:
-        with showing as update, closing(Preload(path, engine)) as preload:
+        with (
+            showing as update,
+            closing(Preload(path, engine, chat_template=chat_template, pre=pre)) as preload,
+        ):
             from infer.runtime.loader import load_model
 
             model = load_model(

@@ -7,10 +7,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from infer.quant.kernels.base import WeightKernel, create_kernel
 from infer.quant.kernels.device import Device
@@ -30,9 +30,10 @@ from infer.runtime.models.registry import resolve_model
 from infer.runtime.preload import Preload
 from infer.runtime.store.files import human_size
 from infer.runtime.store.fingerprint import fingerprint
-from infer.runtime.tokenizer.base import Tokenizer
-from infer.runtime.tokenizer.chat_template import ChatTemplate
-from infer.runtime.tokenizer.load import load_chat_template, load_tokenizer
+
+if TYPE_CHECKING:
+    from infer.runtime.tokenizer.base import Tokenizer
+    from infer.runtime.tokenizer.chat_template import ChatTemplate
 
 log = logging.getLogger(__name__)
 
@@ -74,21 +75,20 @@ def load_model(
     path: Path,
     config: EngineConfig,
     *,
-    chat_template: str | None = None,
+    chat_template: str | Literal[False] | None = None,
     pre: str | None = None,
     memo_dir: Path,
     on_progress: Callable[[int, int], None] | None = None,
     preload: Preload | None = None,
 ) -> LoadedModel:
-    """chat_template: a built-in name or a template file. pre: pre-tokenizer to use instead of the file's.
+    """chat_template, pre: as Preload has them.
 
-    preload: of the same path and configuration, begun before this was imported; it is closed. memo_dir: where content
+    preload: begun with the same arguments before this was imported; it is closed. memo_dir: where content
     hashes are remembered. on_progress(done, total) counts bytes of weights. Raises ModelError and its kin.
     """
     started = time.perf_counter()
-    with closing(preload or Preload(path, config)) as opened, ThreadPoolExecutor(1) as beside:
-        checkpoint, furthest = opened.checkpoint, 0
-        text = beside.submit(_load_text, checkpoint.metadata, chat_template, pre)
+    with closing(preload or Preload(path, config, chat_template=chat_template, pre=pre)) as opened:
+        checkpoint, text, furthest = opened.checkpoint, opened.text, 0
 
         def progress(done: int, total: int) -> None:
             if text.done():
@@ -158,13 +158,6 @@ def load_model(
         warnings=tokenizer.warnings + warnings,
         _fingerprint=lambda: fingerprint(files, memo_dir),
     )
-
-
-def _load_text(
-    metadata: Mapping[str, object], chat_template: str | None, pre: str | None
-) -> tuple[Tokenizer, ChatTemplate | None]:
-    tokenizer = load_tokenizer(metadata, pre=pre)
-    return tokenizer, load_chat_template(metadata, tokenizer, chat_template)
 
 
 def quantization_mix(checkpoint: Checkpoint) -> str:

@@ -1,11 +1,13 @@
-"""Opening a model and starting its weights on their way, before all else is imported. Imports no torch."""
+"""Opening a model and starting its weights and its vocabulary on their way, before all else is imported."""
 
 from __future__ import annotations
 
 import errno
 import math
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from infer.quant.kernels.packing import Packing, StoredMatrix
 from infer.quant.kernels.strips import STORED, NativeWeight
@@ -15,14 +17,30 @@ from infer.runtime.config import EngineConfig
 from infer.runtime.device import cuda_is_possible
 from infer.runtime.heap import keep_little
 
+if TYPE_CHECKING:
+    from infer.runtime.tokenizer.base import Tokenizer
+    from infer.runtime.tokenizer.chat_template import ChatTemplate
+
 _MOST_ROWS = 1 << 30
 
 
 class Preload:
-    """An open checkpoint, whose matrices are being packed if the native kernels are going to need them."""
+    """An open checkpoint, whose matrices are being packed if the native kernels are going to need them.
 
-    def __init__(self, path: Path, config: EngineConfig) -> None:
-        """Raises ModelError and its kin, as `open_checkpoint` does, and OSError without the memory for the weights."""
+    text: its tokenizer and chat template as they will be, or what is wrong with them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: EngineConfig,
+        *,
+        chat_template: str | Literal[False] | None = None,
+        pre: str | None = None,
+    ) -> None:
+        """chat_template: a built-in name or a template file, None for the model's own, False for those who need none:
+        they neither wait for it nor fail with it. pre: pre-tokenizer to use instead of the file's. Raises ModelError
+        and its kin, as `open_checkpoint` does, and OSError without the memory for the weights."""
         keep_little()
         self.checkpoint = open_checkpoint(path)
         self._packing: Packing | None = None
@@ -34,6 +52,8 @@ class Preload:
                     self.close()
                     raise
                 # no library: whoever needs it will say so
+        self._beside = ThreadPoolExecutor(1, "text")
+        self.text = self._beside.submit(_load_text, self.checkpoint.metadata, chat_template, pre)
 
     def weights(self, threads: int, on_progress: Callable[[int, int], None]) -> Mapping[str, NativeWeight]:
         """What has been packed by then, once it is. on_progress(done, total) counts bytes, and may raise."""
@@ -51,9 +71,23 @@ class Preload:
     def close(self) -> None:
         """Stop and close the files. May be called again. Nothing here keeps weights or vocabulary in memory then."""
         self.stop()
+        if "text" in vars(self):
+            self._beside.shutdown(cancel_futures=True)
+            del self.text
         if "checkpoint" in vars(self):
             self.checkpoint.close()
             del self.checkpoint
+
+
+def _load_text(
+    metadata: Mapping[str, object], chat_template: str | Literal[False] | None, pre: str | None
+) -> tuple[Tokenizer, ChatTemplate | None]:
+    from infer.runtime.tokenizer.load import load_chat_template, load_tokenizer
+
+    tokenizer = load_tokenizer(metadata, pre=pre)
+    if chat_template is False:
+        return tokenizer, None
+    return tokenizer, load_chat_template(metadata, tokenizer, chat_template)
 
 
 def _native_is_likely(config: EngineConfig) -> bool:

@@ -18,7 +18,7 @@ from infer.quant.kernels.packing import Packing, StoredMatrix
 from infer.quant.kernels.source import WeightSource
 from infer.quant.kernels.strips import STORED, NativeWeight
 from infer.runtime.config import EngineConfig
-from infer.runtime.errors import CheckpointError
+from infer.runtime.errors import ChatTemplateError, CheckpointError
 from infer.runtime.loader import load_model
 from infer.runtime.preload import Preload
 
@@ -176,3 +176,12 @@ def test_no_torch_until_the_loader(tiny_llama: Callable[..., Path]) -> None:
     count, torch_is_there = done.stdout.split()
     assert int(count) > 5
     assert torch_is_there == "False"
+
+
+def test_what_needs_no_template_does_not_read_it(tiny_llama: Callable[..., Path], tmp_path: Path) -> None:
+    broken = tiny_llama(metadata={"tokenizer.chat_template": "{% for"})
+    config = EngineConfig(prefix_cache=False)
+    with pytest.raises(ChatTemplateError):
+        load_model(broken, config, memo_dir=tmp_path)
+    with closing(load_model(broken, config, memo_dir=tmp_path, chat_template=False)) as model:
+        assert model.chat_template is None

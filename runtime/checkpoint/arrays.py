@@ -13,7 +13,6 @@ from operator import sub
 from typing import Any, TypeVar, overload
 
 _BATCH = 4096  # texts decoded at a time
-_CONTINUATION = bytes(range(0x80, 0xC0))  # bytes with which no character begins
 _FLOATS = frozenset("fd")
 
 N = TypeVar("N", int, float)
@@ -94,8 +93,12 @@ class TextArray(Sequence[str]):
     @property
     def is_utf8(self) -> bool:
         """Whether each text is UTF-8 by itself."""
-        firsts = bytes(map((self.data + b"\x00").__getitem__, self.starts))
-        if len(firsts.translate(None, _CONTINUATION)) != len(firsts):
+        import numpy as np
+
+        octets = np.frombuffer(self.data, dtype=np.uint8)
+        starts = np.frombuffer(self.starts, dtype=np.uint32)
+        firsts = octets[starts[starts < len(octets)]]
+        if (firsts & 0xC0 == 0x80).any():  # a byte with which no character begins
             return False
         try:
             for first in range(0, len(self), _BATCH):

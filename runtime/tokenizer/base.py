@@ -45,6 +45,10 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def is_control(self, token_id: int) -> bool: ...
 
+    def control_ids(self) -> list[int]:
+        """Ids of all control tokens, ascending."""
+        return list(filter(self.is_control, range(self.vocab_size)))
+
     def encode_parts(self, texts: Iterable[tuple[str, bool]]) -> list[int]:
         """Ids of one text in parts: what a template wrote (True: exactly one control token) and what it did not."""
         return [token_id for text, special in texts for token_id in self.encode(text, special=special)]
@@ -82,6 +86,9 @@ class VocabularyTokenizer(Tokenizer):
 
     def is_control(self, token_id: int) -> bool:
         return token_id in self._control
+
+    def control_ids(self) -> list[int]:
+        return sorted(self._control)
 
     def decode(self, ids: Sequence[int]) -> str:
         text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")

@@ -201,11 +201,7 @@ class ChatTemplate:
 
 def control_pieces(tokenizer: Tokenizer) -> list[str]:
     """Every control token of a vocabulary: what ChatTemplate takes as control_tokens."""
-    return [
-        tokenizer.piece(token_id)
-        for token_id in range(tokenizer.vocab_size)
-        if tokenizer.is_control(token_id)
-    ]
+    return list(map(tokenizer.piece, tokenizer.control_ids()))
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Iterable[Segment], *, bos: bool = True) -> list[int]:

@@ -21,7 +21,7 @@ from infer.runtime.tokenizer.charsmap import check_charsmap
 from infer.runtime.tokenizer.literals import LiteralMatcher
 from infer.runtime.tokenizer.model_proto import BPE, UNIGRAM, ModelProto, serialize
 from infer.runtime.tokenizer.piece_merges import SPACE, PieceMerges, PieceTable
-from infer.runtime.tokenizer.vocabulary import PREFIX, TokenType, Vocabulary, read_list, read_scalar
+from infer.runtime.tokenizer.vocabulary import PREFIX, TokenType, Vocabulary, numbers, read_list, read_scalar
 
 if TYPE_CHECKING:
     import sentencepiece
@@ -237,7 +237,7 @@ def _read_scores(metadata: Mapping[str, object], size: int) -> array[float]:
         raise TokenizerError(f"{key} is missing: the file holds half a tokenizer; convert it again")
     if len(values) != size:
         raise TokenizerError(f"{key} has {len(values)} entries for {size} tokens; {_AGAIN}")
-    scores = array("f", values)  # as the library holds them: what is too large becomes infinite
+    scores = array("f", numbers(values))  # as the library holds them: what is too large becomes infinite
     if not all(map(math.isfinite, scores)):
         raise TokenizerError(f"{key} holds values that are not finite; {_AGAIN}")
     return scores

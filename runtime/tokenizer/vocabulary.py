@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from infer.runtime.checkpoint.arrays import NumberArray, TextArray
 from infer.runtime.errors import TokenizerError
@@ -87,8 +87,10 @@ class Vocabulary:
 
     def ids_by_type(self) -> dict[int, frozenset[int]]:
         """Ids of the tokens of each type but NORMAL."""
+        import numpy as np
+
         found: dict[int, list[int]] = {}
-        for position in [position for position, kind in enumerate(self.types) if kind != 1]:
+        for position in np.flatnonzero(np.asarray(self.types) != TokenType.NORMAL).tolist():
             found.setdefault(self.types[position], []).append(position)
         return {kind: frozenset(positions) for kind, positions in found.items()}
 
@@ -150,18 +152,24 @@ def read_scalar(metadata: Mapping[str, object], key: str, kind: type[T]) -> T | 
     return value
 
 
-def read_list(metadata: Mapping[str, object], key: str, kind: type[T]) -> list[T] | None:
+def read_list(metadata: Mapping[str, object], key: str, kind: type[T]) -> Sequence[T] | None:
     """The values of the array `key`, None where the file has none. Raises TokenizerError for other types."""
     value = metadata.get(key)
     if value is None:
         return None
     if not isinstance(value, list | tuple | NumberArray | TextArray):
         raise TokenizerError(f"{key} is of type {type(value).__name__}, not an array; {_AGAIN}")
-    found = {value.kind} if isinstance(value, NumberArray) and len(value) else set(map(type, value))
+    values: Any = value
+    found = {value.kind} if isinstance(value, NumberArray) and len(value) else set(map(type, values))
     if others := found - {kind}:
         name = min(other.__name__ for other in others)
         raise TokenizerError(f"{key} holds values of type {name}, not {kind.__name__}; {_AGAIN}")
-    return list(value)
+    return values if isinstance(value, NumberArray) else list(values)
+
+
+def numbers(values: Sequence[T]) -> Iterable[T]:
+    """The same for the constructor of an array, which copies another array many times faster."""
+    return values.values if isinstance(values, NumberArray) else values
 
 
 def read_texts(metadata: Mapping[str, object], key: str) -> TextArray | None:
@@ -221,7 +229,7 @@ def _read_types(metadata: Mapping[str, object], size: int, warnings: list[str]) 
     if len(types) != size:
         raise TokenizerError(f"{key} has {len(types)} entries for {size} tokens; {_AGAIN}")
     try:
-        return array("i", types)
+        return array("i", numbers(types))
     except OverflowError:
         raise TokenizerError(f"{key} holds numbers that are no type of token; {_AGAIN}") from None
 
