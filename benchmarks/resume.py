@@ -1,7 +1,7 @@
 """What the disk cache saves and costs: the same long prompt cold, stored and resumed, each in a new process.
 
 Runs alternate (cold without the cache, cold while storing, resumed), medians are printed. With --llama-bin the same is
-asked of llama.cpp's `llama-completion --prompt-cache`, wall time of the whole process apart from `import torch` here.
+asked of llama.cpp's `llama-completion --prompt-cache`, wall time of the whole process.
 
     python benchmarks/resume.py -m model.gguf [--tokens 2000] [--runs 5] [--llama-bin DIR]
 """
@@ -75,12 +75,6 @@ def llama(folder: Path, model: str, prompt: Path, cache: Path) -> float:
     return time.perf_counter() - started
 
 
-def torch_import() -> float:
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    return time.perf_counter() - started
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -117,7 +111,7 @@ def main() -> None:
             used = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
             note("bytes stored / token", used / (resumed["usage"]["prompt_tokens"] + options.decode))
             one = answer(options.m, prompt, cache, 1)
-            note("resumed, 1 token: process s without import torch", one["wall_s"] - torch_import())
+            note("resumed, 1 token: process s", one["wall_s"])
             if options.llama_bin is not None:
                 state = Path(folder, f"llama{run}")
                 note("llama.cpp cold: process s", llama(options.llama_bin, options.m, prompt, state))

@@ -16,8 +16,8 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `signals.install` has a better one
     occupy_standard_descriptors()
-    # What imports and vocabularies allocate stays: looking through it again and again takes a sixth of the time that
-    # importing torch does. `session.open_model` turns collection on again.
+    # What imports and vocabularies allocate stays: looking through it again and again takes a tenth of the start of a
+    # small model. `session.open_model` turns collection on again.
     gc.disable()
     from infer.cli.main import main as run
 

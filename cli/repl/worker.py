@@ -1,4 +1,4 @@
-"""The thread of a chat that imports torch, loads the model and drives its engine.
+"""The thread of a chat that loads the model and drives its engine.
 
 The main thread reads and shows meanwhile. Signals reach only that one, so that an interrupt never leaves a step of the
 engine half done: it is a wish to stop, heeded between two steps.

@@ -1,5 +1,5 @@
-"""Weights packed straight from their files by threads of their own, while Python does other things, such as
-importing torch. Imports no torch itself."""
+"""Weights packed straight from their files by threads of their own, while Python imports what computes with
+them. Imports no torch itself."""
 
 from __future__ import annotations
 
