@@ -29,7 +29,9 @@ from infer.quant.kernels.source import WeightSource
 from infer.quant.kernels.strips import STORED, NativeWeight, Planes
 
 CPU = torch.device("cpu")
-CODED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+CODED = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+)  # fmt: skip
 DECODED = tuple(sorted({*HALVES_AT, *OTHER_SCALES} - {*CODED}))  # the library gets the internal form
 PLAIN = ("F32", "F16", "BF16")
 REFERENCE = create_reference(CPU, 1)

@@ -35,7 +35,8 @@ def run(*arguments: str, home: Path, stdin: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     "options",
     [
-        {"quant": "Q8_0"}, {"quant": "Q4_K"}, {"quant": "Q6_K"}, {"quant": "BF16"}, {"quant": "F16"}, {},
+        {"quant": "Q8_0"}, {"quant": "Q4_K"}, {"quant": "Q6_K"}, {"quant": "Q2_K"}, {"quant": "Q3_K"},
+        {"quant": "IQ4_NL"}, {"quant": "IQ4_XS"}, {"quant": "MXFP4"}, {"quant": "BF16"}, {"quant": "F16"}, {},
         {"arch": "qwen2", "quant": "Q4_1"}, {"arch": "llama", "rope_freqs": True, "quant": "Q5_0"},
     ],
 )  # fmt: skip
@@ -61,7 +62,7 @@ def test_a_gguf_file_runs(tiny_llama: Tiny, tmp_path: Path, options: dict[str, A
 @pytest.mark.parametrize("case", ["qwen2", "gemma3", "phi3", "llama, llama3"])
 def test_a_folder_runs(hf_folder: Callable[..., tuple[Path, Any]], tmp_path: Path, case: str) -> None:
     path, _ = hf_folder(case)
-    assert run("run", "-m", str(path), "-n", "4", "--raw", "Once upon a time", home=tmp_path)
+    run("run", "-m", str(path), "-n", "4", "--seed", "1", "--raw", "Once upon a time", home=tmp_path)
 
 
 def test_other_commands_run(tiny_llama: Tiny, tmp_path: Path) -> None:

@@ -60,6 +60,11 @@ STORED: Mapping[str, Planes] = {
     "Q4_K": Planes(bits=4, group=32, scale=abi.SCALE_SUPER, mins=True),
     "Q5_K": Planes(bits=5, group=32, scale=abi.SCALE_SUPER, mins=True),
     "Q6_K": Planes(bits=6, group=16, zero=32, scale=abi.SCALE_SUPER, signed_scales=True),
+    "Q2_K": Planes(bits=4, group=16, scale=abi.SCALE_SUPER, mins=True),
+    "Q3_K": Planes(bits=4, group=16, zero=4, scale=abi.SCALE_SUPER, signed_scales=True),
+    "IQ4_NL": Planes(bits=8, group=32, zero=128),
+    "IQ4_XS": Planes(bits=8, group=32, zero=128, scale=abi.SCALE_SUPER, signed_scales=True),
+    "MXFP4": Planes(bits=5, group=32, zero=16, scale=abi.SCALE_F32),
     "F32": Planes(abi.ELEM_F32), "F16": Planes(abi.ELEM_F16), "BF16": Planes(abi.ELEM_BF16),
 }  # fmt: skip
 

@@ -187,6 +187,9 @@ class WeightLoader:
         """Rows [first, first + rows) of a matrix, or of matrices one after another."""
         whole = self._ready.get(tensor.name)
         if whole is not None and (part := whole.part(first, rows)) is not None:
+            stored = tensor.nbytes * rows // whole.shape[0]
+            if math.prod(part.shape) * part.kind.bits > 8 * stored:
+                self._expands(tensor.type, stored, part.nbytes)
             return part
         return self._packed(self._sources.matrix(tensor, first, rows, None if as_stored else self._quant))
 
@@ -199,11 +202,13 @@ class WeightLoader:
         except ValueError as error:
             raise CheckpointError(f"{self._checkpoint.path}: tensor {source.name}: {error}") from None
         if source.format.expands and not source.requantized:
-            rows, columns = source.shape
-            stored, held = self.expanded.get(source.format.name, (0, 0))
-            stored += rows * columns // source.format.block * source.format.type_size
-            self.expanded[source.format.name] = (stored, held + packed.nbytes)
+            stored = math.prod(source.shape) // source.format.block * source.format.type_size
+            self._expands(source.format.name, stored, packed.nbytes)
         return packed
+
+    def _expands(self, kind: str, stored: int, held: int) -> None:
+        before = self.expanded.get(kind, (0, 0))
+        self.expanded[kind] = before[0] + stored, before[1] + held
 
     def _take(self, name: str, shape: tuple[int, ...]) -> RawTensor:
         tensor = self._left.pop(name, None)

@@ -1,4 +1,4 @@
-/* How GGUF types store a block of one row; the layouts are drawn in quant/legacy.py and quant/kquant.py.
+/* How GGUF types store a block of one row; the layouts are drawn in quant/legacy.py, quant/kquant.py and quant/table4.py.
  *
  * A format has BLOCK inputs in BYTES bytes, the description of the weight it becomes (BITS, GROUP, ZERO, SCALE, SIGNED,
  * MIN), and `decode`, which gives one block's codes, a byte each, and its scales as stored. */
@@ -10,10 +10,12 @@
 
 namespace {
 
-/* scale and minimum: f16 of the whole block, or its super values; scales and mins: the integers of SCALE_SUPER. */
+/* scale and minimum: f16 of the whole block, or its super values; scales and mins: the integers of SCALE_SUPER; wide: bits of
+ * the scale of SCALE_F32. */
 struct decoded_block {
   uint8_t codes[256], scales[16], mins[16];
   uint16_t scale, minimum;
+  uint32_t wide;
 };
 
 inline uint16_t read_half(const uint8_t *from) {
@@ -104,6 +106,87 @@ struct Q6K {
         codes[96 + i] = low[32 + i] >> 4 | (high[i] >> 6) << 4;
       }
     }
+  }
+};
+
+/* The low two bits of the codes of Q2_K and Q3_K, from halves of 32 bytes. */
+inline void two_bits(const uint8_t *from, uint8_t *codes) {
+  for (int half = 0; half < 2; half++)
+    for (int t = 0; t < 4; t++)
+      for (int i = 0; i < 32; i++) codes[128 * half + 32 * t + i] = from[32 * half + i] >> 2 * t & 3;
+}
+
+struct Q2K {
+  static constexpr int BLOCK = 256, BITS = 4, GROUP = 16, SCALE = SCALE_SUPER, ZERO = 0, BYTES = 84;
+  static constexpr bool MIN = true, SIGNED = false;
+
+  static void decode(const uint8_t *raw, decoded_block *out) {
+    out->scale = read_half(raw + 80);
+    out->minimum = read_half(raw + 82);
+    for (int g = 0; g < 16; g++) out->scales[g] = raw[g] & 15, out->mins[g] = raw[g] >> 4;
+    two_bits(raw + 16, out->codes);
+  }
+};
+
+struct Q3K {
+  static constexpr int BLOCK = 256, BITS = 4, GROUP = 16, SCALE = SCALE_SUPER, ZERO = 4, BYTES = 110;
+  static constexpr bool MIN = false, SIGNED = true;
+
+  static void decode(const uint8_t *raw, decoded_block *out) {
+    out->scale = read_half(raw + 108);
+    const uint8_t *s = raw + 96;
+    for (int g = 0; g < 16; g++) {
+      int low = g < 8 ? s[g] & 15 : s[g - 8] >> 4, high = s[8 + g % 4] >> 2 * (g / 4) & 3;
+      out->scales[g] = (uint8_t)((low | high << 4) - 32);
+    }
+    two_bits(raw + 32, out->codes);
+    for (int run = 0; run < 8; run++)
+      for (int i = 0; i < 32; i++) out->codes[32 * run + i] |= (raw[i] >> run & 1) << 2;
+  }
+};
+
+/* The values of quant/table4.py plus ZERO. */
+const uint8_t IQ4_CODES[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+const uint8_t FP4_CODES[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+
+/* 32 codes of two nibbles a byte, the low nibbles first. */
+inline void look_up(const uint8_t *from, const uint8_t *table, uint8_t *codes) {
+  for (int i = 0; i < 16; i++) codes[i] = table[from[i] & 15], codes[i + 16] = table[from[i] >> 4];
+}
+
+struct IQ4NL {
+  static constexpr int BLOCK = 32, BITS = 8, GROUP = 32, SCALE = SCALE_F16, ZERO = 128, BYTES = 18;
+  static constexpr bool MIN = false, SIGNED = false;
+
+  static void decode(const uint8_t *raw, decoded_block *out) {
+    out->scale = read_half(raw);
+    look_up(raw + 2, IQ4_CODES, out->codes);
+  }
+};
+
+struct IQ4XS {
+  static constexpr int BLOCK = 256, BITS = 8, GROUP = 32, SCALE = SCALE_SUPER, ZERO = 128, BYTES = 136;
+  static constexpr bool MIN = false, SIGNED = true;
+
+  static void decode(const uint8_t *raw, decoded_block *out) {
+    out->scale = read_half(raw);
+    int high = read_half(raw + 2);
+    for (int g = 0; g < 8; g++) {
+      int low = raw[4 + g / 2] >> 4 * (g % 2) & 15;
+      out->scales[g] = (uint8_t)((low | (high >> 2 * g & 3) << 4) - 32);
+      look_up(raw + 8 + 16 * g, IQ4_CODES, out->codes + 32 * g);
+    }
+  }
+};
+
+struct MXFP4 {
+  static constexpr int BLOCK = 32, BITS = 5, GROUP = 32, SCALE = SCALE_F32, ZERO = 16, BYTES = 17;
+  static constexpr bool MIN = false, SIGNED = false;
+
+  static void decode(const uint8_t *raw, decoded_block *out) {
+    uint32_t exponent = raw[0];
+    out->wide = exponent < 2 ? 1u << (21 + exponent) : (exponent - 1) << 23;
+    look_up(raw + 1, FP4_CODES, out->codes);
   }
 };
 

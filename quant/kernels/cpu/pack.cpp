@@ -83,6 +83,8 @@ template <class Format> void pack_strip(void *context, int32_t index, int32_t) {
           ((uint8_t *)w->scales)[at * GROUPS + g * ROWS + r] = one.scales[g];
           if (Format::MIN) ((uint8_t *)w->mins)[at * GROUPS + g * ROWS + r] = one.mins[g];
         }
+      } else if (Format::SCALE == SCALE_F32) {
+        ((uint32_t *)w->scales)[at + r] = one.wide;
       } else {
         ((uint16_t *)w->scales)[at + r] = one.scale;
         if (Format::MIN) ((uint16_t *)w->mins)[at + r] = one.minimum;
@@ -165,6 +167,11 @@ const packer PACKERS[] = {
     packer_of<MinK<4>>("Q4_K"),
     packer_of<MinK<5>>("Q5_K"),
     packer_of<Q6K>("Q6_K"),
+    packer_of<Q2K>("Q2_K"),
+    packer_of<Q3K>("Q3_K"),
+    packer_of<IQ4NL>("IQ4_NL"),
+    packer_of<IQ4XS>("IQ4_XS"),
+    packer_of<MXFP4>("MXFP4"),
     {"F32", ELEM_F32, 1, 0, 0, 0, 0, false, false, pack_floats<uint32_t>},
     {"F16", ELEM_F16, 1, 0, 0, 0, 0, false, false, pack_floats<uint16_t>},
     {"BF16", ELEM_BF16, 1, 0, 0, 0, 0, false, false, pack_floats<uint16_t>},
