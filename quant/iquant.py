@@ -32,7 +32,7 @@ import functools
 import torch
 
 from infer.quant.base import SUPER, QuantFormat, QuantizedTensor, chunks, field, unpack_nibbles
-from infer.quant.iquant_grids import grid
+from infer.quant.iquant_grids import code_grid
 
 # Eight codes are handled as one int64. No byte ever borrows from its neighbour: each result is in 0 … 255.
 _ONES = 0x0101010101010101
@@ -86,7 +86,7 @@ class IQ2XXS(GridFormat):
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         index = field(blocks, 2, 64, torch.uint8).reshape(-1, 8, 8)[:, :, :4]
         negative, steps = _signs_and_step(field(blocks, 2, 64, torch.int32)[:, 1::2])
-        return self.signed(_iq2_grid(self.name), index, negative), steps
+        return self.signed(_grid(self.name, torch.int64), index, negative), steps
 
 
 class IQ2XS(GridFormat):
@@ -95,7 +95,9 @@ class IQ2XS(GridFormat):
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         words = field(blocks, 2, 64, torch.int16).int()
         negative = _even_signs()[(words >> 9) & 127]
-        return self.signed(_iq2_grid(self.name), words & 511, negative), unpack_nibbles(blocks[:, 66:])
+        return self.signed(_grid(self.name, torch.int64), words & 511, negative), unpack_nibbles(
+            blocks[:, 66:]
+        )
 
 
 class IQ2S(GridFormat):
@@ -104,7 +106,7 @@ class IQ2S(GridFormat):
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         index = _join(blocks[:, 2:34], blocks[:, 66:74], bits=2)
         negative = _signs()[blocks[:, 34:66].int()]
-        return self.signed(_iq2_grid(self.name), index, negative), unpack_nibbles(blocks[:, 74:])
+        return self.signed(_grid(self.name, torch.int64), index, negative), unpack_nibbles(blocks[:, 74:])
 
 
 class IQ3XXS(GridFormat):
@@ -112,7 +114,7 @@ class IQ3XXS(GridFormat):
 
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         negative, steps = _signs_and_step(field(blocks, 66, 32, torch.int32))
-        return self.signed(_iq3_grid(self.name), blocks[:, 2:66], negative), steps
+        return self.signed(_grid(self.name, torch.int32), blocks[:, 2:66], negative), steps
 
 
 class IQ3S(GridFormat):
@@ -121,7 +123,7 @@ class IQ3S(GridFormat):
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         index = _join(blocks[:, 2:66], blocks[:, 66:74], bits=1)
         negative = _signs()[blocks[:, 74:106].int()]
-        return self.signed(_iq3_grid(self.name), index, negative), unpack_nibbles(blocks[:, 106:])
+        return self.signed(_grid(self.name, torch.int32), index, negative), unpack_nibbles(blocks[:, 106:])
 
 
 class IQ1S(GridFormat):
@@ -131,7 +133,9 @@ class IQ1S(GridFormat):
         words = field(blocks, 34, 16, torch.int16).int()
         high = (words.unsqueeze(-1) >> torch.tensor([0, 3, 6, 9])) & 7
         index = blocks[:, 2:34].int() | high.flatten(1) << 8
-        return _pick(_iq1_grid(), index) + _eighth(words < 0).repeat_interleave(4, 1), (words >> 12) & 7
+        return _pick(_grid(self.name, torch.int64), index) + _eighth(words < 0).repeat_interleave(4, 1), (
+            words >> 12
+        ) & 7
 
 
 class IQ1M(GridFormat):
@@ -147,7 +151,7 @@ class IQ1M(GridFormat):
         index = blocks[:, :32].int() | (nibbles & 7) << 8
         words = field(blocks, 48, 8, torch.int16).int()
         steps = (words.unsqueeze(-1) >> torch.tensor([0, 3, 6, 9])) & 7
-        return _pick(_iq1_grid(), index) + _eighth(nibbles > 7), steps.flatten(1)
+        return _pick(_grid(self.name, torch.int64), index) + _eighth(nibbles > 7), steps.flatten(1)
 
 
 def _pick(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -189,21 +193,9 @@ def _even_signs() -> torch.Tensor:
 
 
 @functools.cache
-def _iq2_grid(name: str) -> torch.Tensor:
-    return grid(name, (8, 25, 43), width=8).view(torch.int64).flatten()
-
-
-@functools.cache
-def _iq3_grid(name: str) -> torch.Tensor:
-    """int32, a vector of four each. IQ3_XXS: halves of g, so that they and their sign fit 6 bits."""
-    values = (2, 6, 10, 14, 18, 22, 26, 31) if name == "IQ3_XXS" else (1, 3, 5, 7, 9, 11, 13, 15)
-    return grid(name, values, width=4).view(torch.int32).flatten()
-
-
-@functools.cache
-def _iq1_grid() -> torch.Tensor:
-    """-1, 0 and 1 in eighths above the zero of 5-bit codes."""
-    return grid("IQ1_S", (8, 16, 24), width=8).view(torch.int64).flatten()
+def _grid(name: str, dtype: torch.dtype) -> torch.Tensor:
+    """A vector as one number of that type."""
+    return torch.from_numpy(code_grid(name)).view(dtype).flatten()
 
 
 FORMATS: dict[str, QuantFormat] = {

@@ -16,9 +16,12 @@ Source: the tables `iq1s_grid`, `iq2xxs_grid`, … of ggml-common.h.
 from __future__ import annotations
 
 import base64
+import functools
 import zlib
+from dataclasses import dataclass
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 _MAPS = {
     "IQ1_S": (
@@ -69,10 +72,36 @@ _MAPS = {
 }  # fmt: skip
 
 
-def grid(name: str, values: tuple[int, ...], width: int) -> torch.Tensor:
+@dataclass(frozen=True)
+class Grid:
+    """The digits of a vector are written as `values`. map: whose bit map it is."""
+
+    map: str
+    values: tuple[int, ...]
+    width: int
+
+
+_IQ2, _IQ1 = (8, 25, 43), (8, 16, 24)
+#: what the codes of `iquant` are made of: IQ1 in eighths above the zero of 5-bit codes, IQ3_XXS halved to fit 6 bits
+GRIDS = {
+    "IQ1_S": Grid("IQ1_S", _IQ1, 8), "IQ1_M": Grid("IQ1_S", _IQ1, 8),
+    "IQ2_XXS": Grid("IQ2_XXS", _IQ2, 8), "IQ2_XS": Grid("IQ2_XS", _IQ2, 8), "IQ2_S": Grid("IQ2_S", _IQ2, 8),
+    "IQ3_XXS": Grid("IQ3_XXS", (2, 6, 10, 14, 18, 22, 26, 31), 4),
+    "IQ3_S": Grid("IQ3_S", (1, 3, 5, 7, 9, 11, 13, 15), 4),
+}  # fmt: skip
+
+
+@functools.cache
+def code_grid(name: str) -> npt.NDArray[np.uint8]:
+    """uint8 [vectors, width]: the parts that a type's codes are made of. Raises KeyError for types without a grid."""
+    kind = GRIDS[name]
+    return grid(kind.map, kind.values, kind.width)
+
+
+def grid(name: str, values: tuple[int, ...], width: int) -> npt.NDArray[np.uint8]:
     """uint8 [vectors, width]: the grid's vectors in order of their index, digit d written as values[d]."""
-    packed = bytearray(zlib.decompress(base64.b85decode(_MAPS[name])))
-    bits = (torch.frombuffer(packed, dtype=torch.uint8).unsqueeze(1) >> torch.arange(8)) & 1
-    numbers = bits.flatten().nonzero()
-    digits = numbers // len(values) ** torch.arange(width) % len(values)
-    return torch.tensor(values, dtype=torch.uint8)[digits]
+    packed = np.frombuffer(zlib.decompress(base64.b85decode(_MAPS[name])), dtype=np.uint8)
+    numbers = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
+    digits = numbers[:, np.newaxis] // len(values) ** np.arange(width) % len(values)
+    found: npt.NDArray[np.uint8] = np.array(values, dtype=np.uint8)[digits]
+    return found

@@ -16,14 +16,14 @@ from infer.quant.kernels.base import WeightKernel
 from infer.quant.kernels.device import Device
 from infer.quant.kernels.native import NativeKernel
 from infer.quant.kernels.native_abi import library_path
-from infer.runtime.config import BLOCK_SIZE, EngineConfig, ModelConfig
+from infer.runtime.config import EngineConfig, ModelConfig
 from infer.runtime.device import available_memory
 from infer.runtime.engine import Engine
 from infer.runtime.errors import InferError, UsageError
 from infer.runtime.kvcache.block_pool import BlockPool
 from infer.runtime.kvcache.disk.store import PrefixStore, StoreConfig
 from infer.runtime.kvcache.identity import KVIdentity
-from infer.runtime.kvcache.paged import PagedKVCache
+from infer.runtime.kvcache.paged import PagedKVCache, block_bytes
 from infer.runtime.kvcache.prefix import PrefixCache
 from infer.runtime.kvcache.tier import DiskTier, PrefillRate
 from infer.runtime.kvcache.window import blocks_held
@@ -47,7 +47,7 @@ def plan_cache(config: EngineConfig, shape: ModelConfig, ctx: int, device: Devic
     blocks = config.kv_blocks or least
     if blocks < least:
         raise UsageError(f"{blocks} KV blocks are too few: a context of {ctx} tokens needs {least}")
-    needed = blocks * BLOCK_SIZE * shape.kv_bytes_per_token({"f32": 4, "int8": 1}.get(kv_type, 2))
+    needed = blocks * block_bytes(shape, kv_type)
     free = available_memory(device)
     if needed > free:
         raise UsageError(
@@ -66,7 +66,7 @@ def build_engine(
     ctx: int,
     path: Path,
     weights_hash: Callable[[], str],
-    torch_version: str = "",
+    torch_version: str,
 ) -> Engine:
     """path: of the model, to label its part of the disk cache. weights_hash: may take a pass over the file.
     torch_version: of the torch that had to do with the weights, if any."""
@@ -118,7 +118,7 @@ def kv_identity(
     kernel: WeightKernel,
     cache: PagedKVCache,
     quant: str | None,
-    torch_version: str = "",
+    torch_version: str,
 ) -> KVIdentity:
     """Everything that decides a K or V. The native library counts by its own bytes; torch decodes and rounds weights
     that it cannot read, and numpy makes the rope tables."""

@@ -183,8 +183,3 @@ class ModelConfig:
         heads of 576, values its first 512"."""
         values = f", values its first {self.latent_dim}" if self.latent else ""
         return f"{self.block_count} layers of {self.head_count_kv} heads of {self.head_dim}{values}"
-
-    def kv_bytes_per_token(self, element_size: int) -> int:
-        """Bytes of K and V of all layers for one position."""
-        stored = self.head_dim if self.latent else 2 * self.head_dim
-        return self.block_count * self.head_count_kv * stored * element_size

@@ -45,7 +45,8 @@ _SAMPLING = {
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Everything a command needs to run prompts. load_s: seconds that loading took once the code was there."""
+    """Everything a command needs to run prompts. load_s: seconds since the file was opened, what is imported meanwhile
+    included."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -86,7 +87,6 @@ def load_model(
     preload: begun with the same arguments before this was imported; it is closed. memo_dir: where content
     hashes are remembered. on_progress(done, total) counts bytes of weights. Raises ModelError and its kin.
     """
-    started = time.perf_counter()
     with closing(preload or Preload(path, config, chat_template=chat_template, pre=pre)) as opened:
         checkpoint, text, furthest = opened.checkpoint, opened.text, 0
 
@@ -104,9 +104,11 @@ def load_model(
         kernel = _create_kernel(config, device, threads)
         ctx, warnings = _context(config, model_config)
         kv_type, blocks = plan_cache(config, model_config, ctx, device)
-        if kernel.name != "native":
+        if kernel.name == "native":
+            ready = opened.weights(threads, progress)
+        else:
             opened.stop()
-        ready = opened.weights(threads, progress)
+            ready = {}
         loader = WeightLoader(checkpoint, kernel, config, progress, threads, ready)
         try:
             model = family(model_config, loader, ctx)
@@ -131,7 +133,7 @@ def load_model(
             weights_hash=lambda: fingerprint(files, memo_dir),
             torch_version=loader.torch_version,
         )
-        quantization = quantization_mix(checkpoint)
+        quantization, started = quantization_mix(checkpoint), opened.started
         defaults = _sampling_defaults(checkpoint.metadata)
         if config.quant and not _has_float_matrix(checkpoint):
             warnings += (

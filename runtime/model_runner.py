@@ -1,4 +1,4 @@
-"""Owns the tensors: model, operations, KV cache. One batch in, logits out."""
+"""Owns the memory: model, operations, KV cache. One batch in, logits out."""
 
 from __future__ import annotations
 

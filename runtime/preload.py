@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +28,7 @@ _MOST_ROWS = 1 << 30
 class Preload:
     """An open checkpoint, whose matrices are being packed if the native kernels are going to need them.
 
-    text: its tokenizer and chat template as they will be, or what is wrong with them.
+    text: its tokenizer and chat template as they will be, or what is wrong with them. started: on time.perf_counter.
     """
 
     def __init__(
@@ -42,25 +43,36 @@ class Preload:
         they neither wait for it nor fail with it. pre: pre-tokenizer to use instead of the file's. Raises ModelError
         and its kin, as `open_checkpoint` does, and OSError without the memory for the weights."""
         keep_little()
+        self.started = time.perf_counter()
         self.checkpoint = open_checkpoint(path)
+        self._config = config
         self._packing: Packing | None = None
-        if _native_is_likely(config):
-            try:
-                self._packing = Packing(_matrices(self.checkpoint, config))
-            except OSError as error:
-                if error.errno == errno.ENOMEM:
-                    self.close()
-                    raise
-                # no library: whoever needs it will say so
-        self._beside = ThreadPoolExecutor(1, "text")
-        self.text = self._beside.submit(_load_text, self.checkpoint.metadata, chat_template, pre)
+        self._text_thread = ThreadPoolExecutor(1, "text")
+        try:
+            if _native_is_likely(config):
+                self._begin()
+            self.text = self._text_thread.submit(_load_text, self.checkpoint.metadata, chat_template, pre)
+        except BaseException:
+            self.close()
+            raise
 
     def weights(self, threads: int, on_progress: Callable[[int, int], None]) -> Mapping[str, NativeWeight]:
-        """What has been packed by then, once it is. on_progress(done, total) counts bytes, and may raise."""
+        """What can be packed for the native kernels, once it is. on_progress(done, total) counts bytes, and may raise.
+        Raises OSError without the memory."""
+        if self._packing is None:
+            self._begin()
         if self._packing is None:
             return {}
         total = self.checkpoint.nbytes
         return self._packing.finish(threads, lambda done: on_progress(done, total))
+
+    def _begin(self) -> None:
+        try:
+            self._packing = Packing(_matrices(self.checkpoint, self._config))
+        except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise
+            # no library: whoever needs it will say so
 
     def stop(self) -> None:
         """End the packing and let go of what it has."""
@@ -71,9 +83,8 @@ class Preload:
     def close(self) -> None:
         """Stop and close the files. May be called again. Nothing here keeps weights or vocabulary in memory then."""
         self.stop()
-        if "text" in vars(self):
-            self._beside.shutdown(cancel_futures=True)
-            del self.text
+        self._text_thread.shutdown(cancel_futures=True)
+        self.__dict__.pop("text", None)
         if "checkpoint" in vars(self):
             self.checkpoint.close()
             del self.checkpoint

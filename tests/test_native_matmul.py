@@ -29,10 +29,7 @@ from infer.quant.kernels.source import WeightSource
 from infer.quant.kernels.strips import STORED, NativeWeight, Planes
 
 CPU = torch.device("cpu")
-CODED = (
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
-)  # fmt: skip
-DECODED = tuple(sorted({*HALVES_AT, *OTHER_SCALES} - {*CODED}))  # the library gets the internal form
+CODED = tuple(sorted({*HALVES_AT, *OTHER_SCALES}))
 PLAIN = ("F32", "F16", "BF16")
 REFERENCE = create_reference(CPU, 1)
 HEADER = Path(build.__file__).resolve().parent / "cpu" / "infer_cpu.h"
@@ -117,16 +114,17 @@ def test_products_have_the_references_bits(kernel: NativeKernel, name: str) -> N
         assert_same(kernel.matmul(x, kernel.pack(source)), REFERENCE.matmul(x, REFERENCE.pack(source)))
 
 
-@pytest.mark.parametrize("name", DECODED)
-def test_products_of_formats_that_are_decoded_first(default: NativeKernel, name: str) -> None:
-    for n, k, m in SHAPES:
+@pytest.mark.parametrize("name", CODED)
+def test_stored_bytes_become_the_planes_of_the_internal_form(default: NativeKernel, name: str) -> None:
+    for n, blocks in ((1, 1), (37, 2), (64, 5)):
+        k = max(256, get_format(name).block) * blocks
         source = random_source(name, n, k, seed=n)
-        x = random_rows(m, k)
-        packed = default.pack(source)
-        found = default.matmul(x, packed)
-        assert_same(found, REFERENCE.matmul(x, REFERENCE.pack(source)))
-        assert torch.equal(default.matmul(x[:1], packed), found[:1])
-        assert torch.equal(default.rows(packed, torch.arange(n)), source.dequantize(0, n))
+        part = source.decode(0, n)
+        assert isinstance(part, QuantizedTensor)
+        packed, wanted = default.pack(source), pack_internal(default, part)
+        assert packed.kind == wanted.kind == STORED[name]
+        for plane, memory in wanted.planes.items():
+            assert packed.planes[plane] == memory, plane
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0"])
@@ -380,7 +378,9 @@ def test_the_library_refuses_what_it_cannot_pack(default: NativeKernel) -> None:
     pack = default.library.infer_pack
 
     def status(name: bytes, row0: int, rows: int) -> int:
-        code: int = pack(default.pool.handle, name, raw.data_ptr(), ctypes.byref(weight.struct), row0, rows)
+        code: int = pack(
+            default.pool.handle, name, raw.data_ptr(), ctypes.byref(weight.struct), row0, rows, None
+        )
         return code
 
     assert status(b"Q4_0", 0, 40) == 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -167,7 +170,7 @@ def test_no_torch_until_the_loader(tiny_llama: Callable[..., Path]) -> None:
     code = (
         "import sys; from pathlib import Path; from infer.runtime.preload import Preload;"
         "from infer.runtime.config import EngineConfig;"
-        f"p = Preload(Path({str(tiny_llama())!r}), EngineConfig());"
+        f"p = Preload(Path({str(tiny_llama())!r}), EngineConfig(device='cpu'));"
         "w = p.weights(1, lambda *_: None); p.close(); print(len(w), 'torch' in sys.modules)"
     )
     done = subprocess.run(
@@ -185,3 +188,41 @@ def test_what_needs_no_template_does_not_read_it(tiny_llama: Callable[..., Path]
         load_model(broken, config, memo_dir=tmp_path)
     with closing(load_model(broken, config, memo_dir=tmp_path, chat_template=False)) as model:
         assert model.chat_template is None
+
+
+def test_an_error_at_the_start_leaves_nothing_behind(
+    tiny_llama: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Packing] = []
+    make = Packing.__init__
+
+    def noted(packing: Packing, matrices: Iterable[StoredMatrix]) -> None:
+        make(packing, matrices)
+        begun.append(packing)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Packing, "__init__", noted)
+    monkeypatch.setattr("infer.runtime.preload.ThreadPoolExecutor.submit", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(RuntimeError, match="new thread"):
+        Preload(tiny_llama(), EngineConfig(device="cpu"))
+    assert [packing._work.stop for packing in begun] == [1]
+    assert not any(thread.is_alive() for thread in begun[0]._threads)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_packing_outlives_whoever_forgets_it(
+    stored: tuple[Path, list[tuple[str, tuple[int, int], int]]],
+) -> None:
+    path, places = stored
+    with path.open("rb") as file:
+        packing = Packing(matrices(file.fileno(), places))
+        memory, threads = weakref.ref(packing), list(packing._threads)
+        del packing
+        for thread in threads:
+            assert memory() is not None or not thread.is_alive()
+            thread.join()
+    gc.collect()
+    assert memory() is None

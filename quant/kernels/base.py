@@ -47,6 +47,10 @@ class WeightKernel(abc.ABC):
     def pack(self, source: WeightSource) -> PackedWeight:
         """Raises ValueError when it cannot hold the matrix."""
 
+    def decodes(self, source: WeightSource) -> bool:
+        """Whether `pack` has torch decode the matrix, so that its version counts."""
+        return True
+
     @abc.abstractmethod
     def vector(self, values: npt.NDArray[np.float32]) -> Any:
         """The values, contiguous, as what computes with this kernel has them: on its device."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -14,11 +13,10 @@ class Device(Protocol):
         """ "cpu" or "cuda"."""
 
 
-@dataclass(frozen=True)
 class Host:
     """This machine's memory."""
 
-    type: str = "cpu"
+    type = "cpu"
 
     def __str__(self) -> str:
         return self.type

@@ -22,7 +22,7 @@ from infer.quant.kernels import native_abi as abi
 from infer.quant.kernels.arena import Arena, empty
 from infer.quant.kernels.base import WeightKernel
 from infer.quant.kernels.device import CPU, Device
-from infer.quant.kernels.strips import NativeWeight
+from infer.quant.kernels.strips import STORED, NativeWeight
 from infer.quant.kernels.weight import PackedWeight
 
 if TYPE_CHECKING:
@@ -128,6 +128,9 @@ class NativeKernel(WeightKernel):
         from infer.quant.kernels.native_tensors import pack
 
         return pack(self, source)
+
+    def decodes(self, source: WeightSource) -> bool:
+        return source.requantized or source.format.rows_as not in STORED
 
     def vector(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return values

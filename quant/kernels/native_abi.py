@@ -9,7 +9,7 @@ from typing import Any
 
 from infer.quant.kernels.build import LIBRARY
 
-ABI = 5
+ABI = 6
 STRIP = 16
 BLOCK = 32
 SUPER = 256
@@ -53,7 +53,11 @@ class Batch(Structure):
 
 class Stored(Structure):
     _fields_ = _fields(
-        (c_char_p, "type"), (POINTER(Weight), "w"), (c_int64, "offset row_bytes"), (c_int32, "file failed")
+        (c_char_p, "type"),
+        (POINTER(Weight), "w"),
+        (c_void_p, "grid"),
+        (c_int64, "offset row_bytes"),
+        (c_int32, "file failed"),
     )
 
 
@@ -188,7 +192,7 @@ def open_library(path: Path) -> ctypes.CDLL:
         "infer_sizeof": (c_int64, [c_char_p]),
         "infer_pool_new": (c_void_p, [c_int32]),
         "infer_pool_free": (None, [c_void_p]),
-        "infer_pack": (c_int32, [c_void_p, c_char_p, c_void_p, POINTER(Weight), c_int32, c_int32]),
+        "infer_pack": (c_int32, [c_void_p, c_char_p, c_void_p, POINTER(Weight), c_int32, c_int32, c_void_p]),
         "infer_pack_codes": (c_int32, [c_void_p] * 6 + [POINTER(Weight), c_int32, c_int32]),
         "infer_pack_files": (None, [POINTER(Packing)]),
         "infer_read": (c_uint64, [c_void_p, c_void_p, c_int64]),

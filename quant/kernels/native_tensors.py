@@ -11,7 +11,7 @@ from infer.quant.base import QuantizedTensor
 from infer.quant.kernels import native_abi as abi
 from infer.quant.kernels.native import ActBuffer, NativeKernel
 from infer.quant.kernels.source import WeightSource
-from infer.quant.kernels.strips import STORED, NativeWeight, Planes
+from infer.quant.kernels.strips import STORED, NativeWeight, Planes, grid_address
 from infer.quant.kernels.weight import PackedWeight
 
 
@@ -30,10 +30,9 @@ def pack(kernel: NativeKernel, source: WeightSource) -> NativeWeight:
     """What NativeKernel.pack promises."""
     if 0 in source.shape:
         raise ValueError(f"{source.name}: an empty matrix {list(source.shape)} cannot be loaded")
-    kind = STORED.get(source.format.rows_as)
     weight: NativeWeight | None = None
-    if kind is not None and not source.requantized:
-        weight = NativeWeight.empty(source.shape, kind, kernel.arena)
+    if not kernel.decodes(source):
+        weight = NativeWeight.empty(source.shape, STORED[source.format.rows_as], kernel.arena)
         for start, stop in source.chunks():
             _pack_stored(kernel, source, weight, start, stop)
         return weight
@@ -96,6 +95,7 @@ def _pack_stored(
         byref(weight.struct),
         start,
         stop - start,
+        grid_address(source.format.rows_as),
     )
     _check_packed(status, source)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from infer.quant.kernels import native_abi as abi
 from infer.quant.kernels.arena import Arena
-from infer.quant.kernels.strips import STORED, NativeWeight
+from infer.quant.kernels.strips import STORED, NativeWeight, grid_address
 
 _POLL_S = 0.02
 
@@ -44,7 +44,8 @@ class Packing:
             self._weights[matrix.name] = weight
             stored.append(
                 abi.Stored(
-                    type=matrix.type.encode(), w=ctypes.pointer(weight.struct), offset=matrix.offset,
+                    type=matrix.type.encode(), w=ctypes.pointer(weight.struct), grid=grid_address(matrix.type),
+                    offset=matrix.offset,
                     row_bytes=matrix.nbytes // matrix.shape[0], file=matrix.file,
                 )
             )  # fmt: skip
@@ -61,7 +62,7 @@ class Packing:
         while len(self._threads) < threads and self._join_in():
             pass
         if not self._threads:  # the system refuses
-            self._library.infer_pack_files(ctypes.byref(self._work))
+            self._run()
         for thread in self._threads:
             while thread.is_alive():
                 thread.join(_POLL_S)
@@ -76,10 +77,12 @@ class Packing:
         for thread in self._threads:
             thread.join()
 
+    def _run(self) -> None:
+        self._library.infer_pack_files(ctypes.byref(self._work))
+
     def _join_in(self) -> bool:
         work = threading.Thread(
-            target=self._library.infer_pack_files,
-            args=(ctypes.byref(self._work),),
+            target=self._run,  # a method, so that the memory lives as long as somebody writes into it
             name="packing",
             daemon=True,
         )

@@ -53,6 +53,14 @@ def _legacy(bits: int, mins: bool) -> Planes:
     return Planes(bits=bits, group=32, zero=0 if mins else 1 << (bits - 1), mins=mins)
 
 
+def grid_address(kind: str) -> int | None:
+    """Of the vectors that infer_pack wants for a type; None for types without."""
+    from infer.quant.iquant_grids import GRIDS, code_grid
+
+    return code_grid(kind).ctypes.data if kind in GRIDS else None
+
+
+_TERNARY = Planes(bits=4, group=128, zero=8)
 #: types whose stored bytes the library unpacks itself
 STORED: Mapping[str, Planes] = {
     "Q4_0": _legacy(4, False), "Q4_1": _legacy(4, True), "Q5_0": _legacy(5, False), "Q5_1": _legacy(5, True),
@@ -65,6 +73,15 @@ STORED: Mapping[str, Planes] = {
     "IQ4_NL": Planes(bits=8, group=32, zero=128),
     "IQ4_XS": Planes(bits=8, group=32, zero=128, scale=abi.SCALE_SUPER, signed_scales=True),
     "MXFP4": Planes(bits=5, group=32, zero=16, scale=abi.SCALE_F32),
+    "NVFP4": Planes(bits=5, group=16, zero=16),
+    "TQ1_0": _TERNARY, "TQ2_0": _TERNARY, "Q1_0": _TERNARY,
+    "IQ1_S": Planes(bits=5, group=32, zero=16, scale=abi.SCALE_F32),
+    "IQ1_M": Planes(bits=5, group=16, zero=16, scale=abi.SCALE_F32),
+    "IQ2_XXS": Planes(bits=8, group=32, zero=128, scale=abi.SCALE_F32),
+    "IQ2_XS": Planes(bits=8, group=16, zero=128, scale=abi.SCALE_F32),
+    "IQ2_S": Planes(bits=8, group=16, zero=128, scale=abi.SCALE_F32),
+    "IQ3_XXS": Planes(bits=6, group=32, zero=32, scale=abi.SCALE_F32),
+    "IQ3_S": Planes(bits=5, group=32, zero=16, scale=abi.SCALE_SUPER),
     "F32": Planes(abi.ELEM_F32), "F16": Planes(abi.ELEM_F16), "BF16": Planes(abi.ELEM_BF16),
 }  # fmt: skip
 

@@ -32,7 +32,7 @@ MAX_HEADER = 256 << 20
 
 _FIRST_READ = 1 << 20
 _BATCH = 4096  # strings cut out one by one, at a time
-_FEW = 256  # strings found at once, below which the next ones are cut out
+_FEW = 256  # strings that it is worth looking for, or going on to look for, all at once
 _MAX_NAME = 65535
 _DEFAULT_ALIGNMENT = 32
 
@@ -160,7 +160,7 @@ class _Parser:
 
     def batches(self, count: int) -> Iterator[tuple[bytes, Iterable[int]]]:
         """Strings as `TextArray.joined` takes them."""
-        vectorized = "numpy" in sys.modules  # to import it would take longer than it saves
+        vectorized = count >= _FEW and "numpy" in sys.modules  # to import it would take longer than it saves
         while count:
             lengths: list[int] = []
             if vectorized:

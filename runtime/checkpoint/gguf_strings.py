@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-WINDOW = (
-    1 << 17
-)  # bytes looked at: enough to make numpy's calls count for nothing, little when it was for nothing
+# bytes looked at: enough for the cost of a call into numpy not to count, few when all was in vain
+WINDOW = 1 << 17
 _PREFIX = np.arange(8)
 
 

@@ -74,11 +74,10 @@ class PagedKVCache:
         self.blocks = blocks
         self.kv_type = kv_type
         self.device = device
-        self.latent = config.latent is not None
         self.kv_heads, self.head_dim = config.head_count_kv, config.head_dim
         self.value_dim = config.latent_dim or config.head_dim
         self.layers = list(_layers(config, kv_type))
-        self.block_bytes = sum(part.nbytes for layer in self.layers for part in layer)
+        self.block_bytes = block_bytes(config, kv_type)
         self.bytes_per_token = self.block_bytes // BLOCK_SIZE
         self._storage = _storage(blocks, self.block_bytes, device)  # uint8 [blocks, block_bytes]
 
@@ -138,6 +137,11 @@ class PagedKVCache:
             numbers = block[part.offset : part.offset + part.nbytes].view(f"u{part.itemsize}")
             groups = math.prod(part.shape[: part.axis])
             yield numbers.reshape(groups, BLOCK_SIZE, -1)[:, :tokens]
+
+
+def block_bytes(config: ModelConfig, kv_type: str) -> int:
+    """Bytes of 64 positions of all layers."""
+    return sum(part.nbytes for layer in _layers(config, kv_type) for part in layer)
 
 
 def _layers(config: ModelConfig, kv_type: str) -> Iterator[LayerArrays]:

@@ -51,9 +51,9 @@ class WeightLoader:
     """Hands tensors of a checkpoint to a kernel. Every method raises CheckpointError that names the tensor when it is
     missing or has another shape, UnsupportedModelError when its type is unknown; `finish` when some were not asked for.
 
-    ready: tensors that have been packed already, each as one matrix. The others are decoded by torch, which is imported
-    for the first of them. expanded: the types whose codes are wider in
-    memory than in the file, with their bytes there and here.
+    ready: tensors that have been packed already, each as one matrix. The others are read through torch, which is
+    imported for the first of them. expanded: the types whose codes are wider in memory than in the file, with their
+    bytes there and here.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class WeightLoader:
         self._left = dict(checkpoint.tensors)
         self._done, self._total = 0, checkpoint.nbytes
         self.expanded: dict[str, tuple[int, int]] = {}
+        self._decoded = False
 
     @cached_property
     def _sources(self) -> WeightSources:
@@ -85,7 +86,7 @@ class WeightLoader:
     @property
     def torch_version(self) -> str:
         """Of the torch that decoded weights; "" when there was nothing to decode."""
-        return self._sources.torch_version if "_sources" in vars(self) else ""
+        return self._sources.torch_version if self._decoded else ""
 
     @property
     def device(self) -> Device:
@@ -194,9 +195,11 @@ class WeightLoader:
         return self._packed(self._sources.matrix(tensor, first, rows, None if as_stored else self._quant))
 
     def _pack_transposed(self, tensor: RawTensor, first: int, rows: int) -> PackedWeight:
+        self._decoded = True
         return self._packed(self._sources.transposed(tensor, first, rows))
 
     def _packed(self, source: WeightSource) -> PackedWeight:
+        self._decoded = self._decoded or self._kernel.decodes(source)
         try:
             packed = self._kernel.pack(source)
         except ValueError as error:

@@ -168,7 +168,7 @@ def read_list(metadata: Mapping[str, object], key: str, kind: type[T]) -> Sequen
 
 
 def numbers(values: Sequence[T]) -> Iterable[T]:
-    """The same for the constructor of an array, which copies another array many times faster."""
+    """Values as the constructor of an array takes them best: it copies another array many times faster."""
     return values.values if isinstance(values, NumberArray) else values
 
 

@@ -1,7 +1,8 @@
-/* How GGUF types store a block of one row; the layouts are drawn in quant/legacy.py, quant/kquant.py and quant/table4.py.
+/* How GGUF types store a block of one row; the layouts are drawn in quant/legacy.py and quant/kquant.py.
  *
  * A format has BLOCK inputs in BYTES bytes, the description of the weight it becomes (BITS, GROUP, ZERO, SCALE, SIGNED,
- * MIN), and `decode`, which gives one block's codes, a byte each, and its scales as stored. */
+ * MIN), and `decode`, which gives one block's codes, a byte each, and its scales. grid: the vectors that the codes of a
+ * type with GRID are made of, of as many bytes each. */
 #ifndef INFER_FORMATS_H
 #define INFER_FORMATS_H
 #include <string.h>
@@ -10,12 +11,12 @@
 
 namespace {
 
-/* scale and minimum: f16 of the whole block, or its super values; scales and mins: the integers of SCALE_SUPER; wide: bits of
- * the scale of SCALE_F32. */
+/* halves, floats: the scale of each group, of SCALE_F16 and SCALE_F32; minimum: of a block that is one group. scales and
+ * mins: the integers of SCALE_SUPER, whose super values are halves[0] and minimum. */
 struct decoded_block {
   uint8_t codes[256], scales[16], mins[16];
-  uint16_t scale, minimum;
-  uint32_t wide;
+  uint16_t halves[4], minimum;
+  float floats[16];
 };
 
 inline uint16_t read_half(const uint8_t *from) {
@@ -33,14 +34,14 @@ inline void spread_bits(uint8_t bits, uint8_t *to) {
 
 /* Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 */
 template <int CODE_BITS, bool HAS_MIN> struct Legacy {
-  static constexpr int BLOCK = 32, BITS = CODE_BITS, GROUP = 32, SCALE = SCALE_F16;
+  static constexpr int BLOCK = 32, BITS = CODE_BITS, GROUP = 32, SCALE = SCALE_F16, GRID = 0;
   static constexpr int ZERO = HAS_MIN ? 0 : 1 << (CODE_BITS - 1);
   static constexpr bool MIN = HAS_MIN, SIGNED = false;
   static constexpr int HIGH_AT = HAS_MIN ? 4 : 2, CODES_AT = HIGH_AT + (CODE_BITS == 5 ? 4 : 0);
   static constexpr int BYTES = CODES_AT + (CODE_BITS == 8 ? 32 : 16);
 
-  static void decode(const uint8_t *raw, decoded_block *out) {
-    out->scale = read_half(raw);
+  static void decode(const uint8_t *raw, const uint8_t *, decoded_block *out) {
+    out->halves[0] = read_half(raw);
     if (MIN) out->minimum = read_half(raw + 2);
     const uint8_t *from = raw + CODES_AT;
     uint8_t codes[32], high[32] = {};
@@ -59,12 +60,12 @@ template <int CODE_BITS, bool HAS_MIN> struct Legacy {
 
 /* Q4_K and Q5_K */
 template <int CODE_BITS> struct MinK {
-  static constexpr int BLOCK = 256, BITS = CODE_BITS, GROUP = 32, SCALE = SCALE_SUPER, ZERO = 0;
+  static constexpr int BLOCK = 256, BITS = CODE_BITS, GROUP = 32, SCALE = SCALE_SUPER, ZERO = 0, GRID = 0;
   static constexpr bool MIN = true, SIGNED = false;
   static constexpr int CODES_AT = CODE_BITS == 5 ? 48 : 16, BYTES = CODES_AT + 128;
 
-  static void decode(const uint8_t *raw, decoded_block *out) {
-    out->scale = read_half(raw);
+  static void decode(const uint8_t *raw, const uint8_t *, decoded_block *out) {
+    out->halves[0] = read_half(raw);
     out->minimum = read_half(raw + 2);
     const uint8_t *s = raw + 4;
     for (int j = 0; j < 4; j++) {
@@ -90,11 +91,11 @@ template <int CODE_BITS> struct MinK {
 };
 
 struct Q6K {
-  static constexpr int BLOCK = 256, BITS = 6, GROUP = 16, SCALE = SCALE_SUPER, ZERO = 32, BYTES = 210;
+  static constexpr int BLOCK = 256, BITS = 6, GROUP = 16, SCALE = SCALE_SUPER, ZERO = 32, BYTES = 210, GRID = 0;
   static constexpr bool MIN = false, SIGNED = true;
 
-  static void decode(const uint8_t *raw, decoded_block *out) {
-    out->scale = read_half(raw + 208);
+  static void decode(const uint8_t *raw, const uint8_t *, decoded_block *out) {
+    out->halves[0] = read_half(raw + 208);
     memcpy(out->scales, raw + 192, 16);
     for (int half = 0; half < 2; half++) {
       const uint8_t *low = raw + 64 * half, *high = raw + 128 + 32 * half;
@@ -117,11 +118,11 @@ inline void two_bits(const uint8_t *from, uint8_t *codes) {
 }
 
 struct Q2K {
-  static constexpr int BLOCK = 256, BITS = 4, GROUP = 16, SCALE = SCALE_SUPER, ZERO = 0, BYTES = 84;
+  static constexpr int BLOCK = 256, BITS = 4, GROUP = 16, SCALE = SCALE_SUPER, ZERO = 0, BYTES = 84, GRID = 0;
   static constexpr bool MIN = true, SIGNED = false;
 
-  static void decode(const uint8_t *raw, decoded_block *out) {
-    out->scale = read_half(raw + 80);
+  static void decode(const uint8_t *raw, const uint8_t *, decoded_block *out) {
+    out->halves[0] = read_half(raw + 80);
     out->minimum = read_half(raw + 82);
     for (int g = 0; g < 16; g++) out->scales[g] = raw[g] & 15, out->mins[g] = raw[g] >> 4;
     two_bits(raw + 16, out->codes);
@@ -129,11 +130,11 @@ struct Q2K {
 };
 
 struct Q3K {
-  static constexpr int BLOCK = 256, BITS = 4, GROUP = 16, SCALE = SCALE_SUPER, ZERO = 4, BYTES = 110;
+  static constexpr int BLOCK = 256, BITS = 4, GROUP = 16, SCALE = SCALE_SUPER, ZERO = 4, BYTES = 110, GRID = 0;
   static constexpr bool MIN = false, SIGNED = true;
 
-  static void decode(const uint8_t *raw, decoded_block *out) {
-    out->scale = read_half(raw + 108);
+  static void decode(const uint8_t *raw, const uint8_t *, decoded_block *out) {
+    out->halves[0] = read_half(raw + 108);
     const uint8_t *s = raw + 96;
     for (int g = 0; g < 16; g++) {
       int low = g < 8 ? s[g] & 15 : s[g - 8] >> 4, high = s[8 + g % 4] >> 2 * (g / 4) & 3;
@@ -142,51 +143,6 @@ struct Q3K {
     two_bits(raw + 32, out->codes);
     for (int run = 0; run < 8; run++)
       for (int i = 0; i < 32; i++) out->codes[32 * run + i] |= (raw[i] >> run & 1) << 2;
-  }
-};
-
-/* The values of quant/table4.py plus ZERO. */
-const uint8_t IQ4_CODES[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
-const uint8_t FP4_CODES[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
-
-/* 32 codes of two nibbles a byte, the low nibbles first. */
-inline void look_up(const uint8_t *from, const uint8_t *table, uint8_t *codes) {
-  for (int i = 0; i < 16; i++) codes[i] = table[from[i] & 15], codes[i + 16] = table[from[i] >> 4];
-}
-
-struct IQ4NL {
-  static constexpr int BLOCK = 32, BITS = 8, GROUP = 32, SCALE = SCALE_F16, ZERO = 128, BYTES = 18;
-  static constexpr bool MIN = false, SIGNED = false;
-
-  static void decode(const uint8_t *raw, decoded_block *out) {
-    out->scale = read_half(raw);
-    look_up(raw + 2, IQ4_CODES, out->codes);
-  }
-};
-
-struct IQ4XS {
-  static constexpr int BLOCK = 256, BITS = 8, GROUP = 32, SCALE = SCALE_SUPER, ZERO = 128, BYTES = 136;
-  static constexpr bool MIN = false, SIGNED = true;
-
-  static void decode(const uint8_t *raw, decoded_block *out) {
-    out->scale = read_half(raw);
-    int high = read_half(raw + 2);
-    for (int g = 0; g < 8; g++) {
-      int low = raw[4 + g / 2] >> 4 * (g % 2) & 15;
-      out->scales[g] = (uint8_t)((low | (high >> 2 * g & 3) << 4) - 32);
-      look_up(raw + 8 + 16 * g, IQ4_CODES, out->codes + 32 * g);
-    }
-  }
-};
-
-struct MXFP4 {
-  static constexpr int BLOCK = 32, BITS = 5, GROUP = 32, SCALE = SCALE_F32, ZERO = 16, BYTES = 17;
-  static constexpr bool MIN = false, SIGNED = false;
-
-  static void decode(const uint8_t *raw, decoded_block *out) {
-    uint32_t exponent = raw[0];
-    out->wide = exponent < 2 ? 1u << (21 + exponent) : (exponent - 1) << 23;
-    look_up(raw + 1, FP4_CODES, out->codes);
   }
 };
 

@@ -41,7 +41,7 @@
 extern "C" {
 #endif
 
-enum { INFER_ABI = 5, INFER_STRIP = 16, INFER_BLOCK = 32, INFER_KV_BLOCK = 64 };
+enum { INFER_ABI = 6, INFER_STRIP = 16, INFER_BLOCK = 32, INFER_KV_BLOCK = 64 };
 enum { SCALE_F16 = 0, SCALE_F32 = 1, SCALE_SUPER = 2 };
 /* ELEM_TABLE: 4-bit codes laid out as above, w[n][k] = table[code] * scale, rounded once, multiplied as a float weight. */
 enum { ELEM_CODES = 0, ELEM_F32 = 1, ELEM_F16 = 2, ELEM_BF16 = 3, ELEM_TABLE = 4 };
@@ -197,8 +197,10 @@ infer_pool *infer_pool_new(int32_t threads);       /* threads >= 1, the caller i
 void infer_pool_free(infer_pool *);
 
 /* Packs rows stored as a GGUF type ("Q4_K", …) into the planes of `w`, which the caller has allocated (64-byte aligned)
- * and described; the rows [row0, row0 + rows) of the matrix, row0 a multiple of 16. 0, or -1 for an unknown type. */
-int32_t infer_pack(infer_pool *, const char *type, const void *raw, const infer_weight *w, int32_t row0, int32_t rows);
+ * and described; the rows [row0, row0 + rows) of the matrix, row0 a multiple of 16. grid: for IQ1 to IQ3, the vectors of
+ * codes that their indices pick from, 8 bytes each, for IQ3 4. 0, or -1 for an unknown type. */
+int32_t infer_pack(infer_pool *, const char *type, const void *raw, const infer_weight *w, int32_t row0, int32_t rows,
+                   const void *grid);
 
 /* The same from the canonical form of quant/base.py: `codes` one code per byte [rows][k]; `scales`, `mins` (or NULL)
  * [rows][k / group] of the weight's own scale type (f16, f32, or u8/i8 with super values); `super_scales`,
@@ -211,6 +213,7 @@ int32_t infer_pack_codes(infer_pool *, const uint8_t *codes, const void *scales,
 typedef struct {
   const char *type;
   const infer_weight *w;
+  const void *grid;
   int64_t offset, row_bytes;
   int32_t file, failed;    /* failed: set when it could not be read or packed */
 } infer_stored;

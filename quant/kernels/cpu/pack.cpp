@@ -1,7 +1,8 @@
 /* Packs weights into strips of 16 rows; the layout is drawn in infer_cpu.h. A job packs one strip. */
 #include <string.h>
 
-#include "formats.h"
+#include "formats_grid.h"
+#include "formats_table.h"
 #include "kernels.h"
 
 namespace {
@@ -14,6 +15,7 @@ struct pack_job {
   const uint8_t *raw; /* rows as the file stores them, or codes */
   const void *scales, *mins;
   const uint16_t *super_scales, *super_mins;
+  const uint8_t *grid;
 };
 
 /* The planes of block `block` of a strip, from 32 codes of each row. */
@@ -72,22 +74,22 @@ template <class Format> void pack_strip(void *context, int32_t index, int32_t) {
     for (int r = 0; r < ROWS; r++) {
       decoded_block one;
       if (r < rows)
-        Format::decode(raw + ((int64_t)r * count + block) * Format::BYTES, &one);
+        Format::decode(raw + ((int64_t)r * count + block) * Format::BYTES, job->grid, &one);
       else
         memset(&one, 0, sizeof one);
       for (int p = 0; p < PIECES; p++) memcpy(codes[p][r], one.codes + 32 * p, 32);
       if (Format::SCALE == SCALE_SUPER) {
-        w->super_scales[at + r] = one.scale;
+        w->super_scales[at + r] = one.halves[0];
         if (Format::MIN) w->super_mins[at + r] = one.minimum;
-        for (int g = 0; g < GROUPS; g++) {
-          ((uint8_t *)w->scales)[at * GROUPS + g * ROWS + r] = one.scales[g];
-          if (Format::MIN) ((uint8_t *)w->mins)[at * GROUPS + g * ROWS + r] = one.mins[g];
-        }
-      } else if (Format::SCALE == SCALE_F32) {
-        ((uint32_t *)w->scales)[at + r] = one.wide;
-      } else {
-        ((uint16_t *)w->scales)[at + r] = one.scale;
-        if (Format::MIN) ((uint16_t *)w->mins)[at + r] = one.minimum;
+      } else if (Format::MIN) {
+        ((uint16_t *)w->mins)[at + r] = one.minimum;
+      }
+      for (int g = 0; g < GROUPS; g++) {
+        int64_t group = at * GROUPS + g * ROWS + r;
+        if (Format::SCALE == SCALE_F16) ((uint16_t *)w->scales)[group] = one.halves[g];
+        if (Format::SCALE == SCALE_F32) ((float *)w->scales)[group] = one.floats[g];
+        if (Format::SCALE == SCALE_SUPER) ((uint8_t *)w->scales)[group] = one.scales[g];
+        if (Format::SCALE == SCALE_SUPER && Format::MIN) ((uint8_t *)w->mins)[group] = one.mins[g];
       }
     }
     for (int p = 0; p < PIECES; p++) store_codes<Format::BITS>(w, strip, block * PIECES + p, codes[p]);
@@ -150,12 +152,12 @@ template <int BITS> void pack_codes(void *context, int32_t index, int32_t) {
 struct packer {
   const char *type;
   int elem, block, bits, group, zero, scale;
-  bool is_signed, min;
+  bool is_signed, min, grid;
   infer_job job;
 };
 
 template <class F> constexpr packer packer_of(const char *type) {
-  return {type, ELEM_CODES, F::BLOCK, F::BITS, F::GROUP, F::ZERO, F::SCALE, F::SIGNED, F::MIN, pack_strip<F>};
+  return {type, ELEM_CODES, F::BLOCK, F::BITS, F::GROUP, F::ZERO, F::SCALE, F::SIGNED, F::MIN, F::GRID > 0, pack_strip<F>};
 }
 
 const packer PACKERS[] = {
@@ -172,9 +174,20 @@ const packer PACKERS[] = {
     packer_of<IQ4NL>("IQ4_NL"),
     packer_of<IQ4XS>("IQ4_XS"),
     packer_of<MXFP4>("MXFP4"),
-    {"F32", ELEM_F32, 1, 0, 0, 0, 0, false, false, pack_floats<uint32_t>},
-    {"F16", ELEM_F16, 1, 0, 0, 0, 0, false, false, pack_floats<uint16_t>},
-    {"BF16", ELEM_BF16, 1, 0, 0, 0, 0, false, false, pack_floats<uint16_t>},
+    packer_of<NVFP4>("NVFP4"),
+    packer_of<TQ10>("TQ1_0"),
+    packer_of<TQ20>("TQ2_0"),
+    packer_of<Q10>("Q1_0"),
+    packer_of<IQ1S>("IQ1_S"),
+    packer_of<IQ1M>("IQ1_M"),
+    packer_of<IQ2XXS>("IQ2_XXS"),
+    packer_of<IQ2XS>("IQ2_XS"),
+    packer_of<IQ2S>("IQ2_S"),
+    packer_of<IQ3XXS>("IQ3_XXS"),
+    packer_of<IQ3S>("IQ3_S"),
+    {"F32", ELEM_F32, 1, 0, 0, 0, 0, false, false, false, pack_floats<uint32_t>},
+    {"F16", ELEM_F16, 1, 0, 0, 0, 0, false, false, false, pack_floats<uint16_t>},
+    {"BF16", ELEM_BF16, 1, 0, 0, 0, 0, false, false, false, pack_floats<uint16_t>},
 };
 
 bool range_valid(const infer_weight *w, int32_t row0, int32_t rows) {
@@ -197,17 +210,18 @@ int32_t strips(int32_t rows) { return (rows + ROWS - 1) / ROWS; }
 
 }  // namespace
 
-int32_t infer_pack(infer_pool *pool, const char *type, const void *raw, const infer_weight *w, int32_t row0, int32_t rows) {
+int32_t infer_pack(infer_pool *pool, const char *type, const void *raw, const infer_weight *w, int32_t row0, int32_t rows,
+                   const void *grid) {
   for (const packer &p : PACKERS) {
     if (strcmp(p.type, type)) continue;
-    if (!range_valid(w, row0, rows) || w->elem != p.elem || w->k % p.block) return -1;
+    if (!range_valid(w, row0, rows) || w->elem != p.elem || w->k % p.block || (p.grid && !grid)) return -1;
     if (p.elem == ELEM_CODES) {
       bool same = w->bits == p.bits && w->group == p.group && w->zero == p.zero && w->scale == p.scale &&
                   (w->signed_scales != 0) == p.is_signed && (w->mins != NULL) == p.min;
       if (!same || !planes_valid(w)) return -1;
     }
     pack_job job = {};
-    job.w = w, job.row0 = row0, job.rows = rows, job.raw = (const uint8_t *)raw;
+    job.w = w, job.row0 = row0, job.rows = rows, job.raw = (const uint8_t *)raw, job.grid = (const uint8_t *)grid;
     infer_parallel(pool, strips(rows), p.job, &job);
     return 0;
   }
@@ -219,7 +233,7 @@ int32_t infer_pack_codes(infer_pool *pool, const uint8_t *codes, const void *sca
                          int32_t rows) {
   if (!range_valid(w, row0, rows) || !planes_valid(w) || !scales || (w->mins && !mins)) return -1;
   if (w->scale == SCALE_SUPER && (!super_scales || (w->mins && !super_mins))) return -1;
-  pack_job job = {w, row0, rows, codes, scales, w->mins ? mins : NULL, super_scales, super_mins};
+  pack_job job = {w, row0, rows, codes, scales, w->mins ? mins : NULL, super_scales, super_mins, NULL};
   infer_job run = w->bits == 4 ? pack_codes<4> : w->bits == 5 ? pack_codes<5> : w->bits == 6 ? pack_codes<6> : pack_codes<8>;
   infer_parallel(pool, strips(rows), run, &job);
   return 0;

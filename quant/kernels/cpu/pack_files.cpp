@@ -57,7 +57,7 @@ void infer_pack_files(infer_packing *all) {
       held = buffer ? bytes : 0;
     }
     bool packed = buffer && read_whole(m->file, buffer, bytes, m->offset + row0 * m->row_bytes) &&
-                  infer_pack(NULL, m->type, buffer, m->w, row0, rows) == 0;
+                  infer_pack(NULL, m->type, buffer, m->w, row0, rows, m->grid) == 0;
     if (!packed) __atomic_store_n(&m->failed, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&all->done, bytes, __ATOMIC_RELAXED);
   }
