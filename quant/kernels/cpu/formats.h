@@ -25,6 +25,9 @@ inline uint16_t read_half(const uint8_t *from) {
   return value;
 }
 
+/* Of nibbles two a byte, the low one first. */
+inline int nibble(const uint8_t *from, int index) { return from[index / 2] >> 4 * (index % 2) & 15; }
+
 /* Bits 0 … 7 of a byte as bytes of value 16. */
 inline void spread_bits(uint8_t bits, uint8_t *to) {
   uint64_t one_each = (bits * 0x0101010101010101u) & 0x8040201008040201u;

@@ -25,6 +25,9 @@ inline float value_of_half(uint16_t half) {
   return value;
 }
 
+/* d * (2 s + 1) * unit */
+inline float step_scale(float d, int s, float unit) { return d * (float)(2 * s + 1) * unit; }
+
 /* Eight codes: zero plus the bytes of `values`, or less them where a bit of `signs` is set. */
 inline void put_signed(const uint8_t *values, int signs, int zero, uint8_t *codes) {
   for (int j = 0; j < 8; j++) {
@@ -56,7 +59,7 @@ struct IQ2XXS {
     for (int g = 0; g < 8; g++) {
       const uint8_t *index = raw + 2 + 8 * g;
       uint32_t word = read_word(index + 4);
-      out->floats[g] = d * (float)(2 * (word >> 28) + 1) * 0.125f;
+      out->floats[g] = step_scale(d, (int)(word >> 28), 0.125f);
       for (int v = 0; v < 4; v++)
         put_signed(grid + 8 * index[v], eight_signs(word >> 7 * v & 127), ZERO, out->codes + 32 * g + 8 * v);
     }
@@ -73,7 +76,7 @@ struct IQ2XS {
       int half = read_half(raw + 2 + 2 * v);
       put_signed(grid + 8 * (half & 511), eight_signs(half >> 9), ZERO, out->codes + 8 * v);
     }
-    for (int g = 0; g < 16; g++) out->floats[g] = d * (float)(2 * (raw[66 + g / 2] >> 4 * (g % 2) & 15) + 1) * 0.125f;
+    for (int g = 0; g < 16; g++) out->floats[g] = step_scale(d, nibble(raw + 66, g), 0.125f);
   }
 };
 
@@ -87,7 +90,7 @@ struct IQ2S {
       int index = raw[2 + v] | (raw[66 + v / 4] >> 2 * (v % 4) & 3) << 8;
       put_signed(grid + 8 * index, raw[34 + v], ZERO, out->codes + 8 * v);
     }
-    for (int g = 0; g < 16; g++) out->floats[g] = d * (float)(2 * (raw[74 + g / 2] >> 4 * (g % 2) & 15) + 1) * 0.125f;
+    for (int g = 0; g < 16; g++) out->floats[g] = step_scale(d, nibble(raw + 74, g), 0.125f);
   }
 };
 
@@ -100,7 +103,7 @@ struct IQ3XXS {
     for (int g = 0; g < 8; g++) {
       const uint8_t *index = raw + 2 + 8 * g;
       uint32_t word = read_word(raw + 66 + 4 * g);
-      out->floats[g] = d * (float)(2 * (word >> 28) + 1) * 0.5f;
+      out->floats[g] = step_scale(d, (int)(word >> 28), 0.5f);
       for (int v = 0; v < 4; v++) {
         uint8_t eight[8];
         join(grid, index[2 * v], index[2 * v + 1], eight);
@@ -123,7 +126,7 @@ struct IQ3S {
       join(grid, index[0] | (high & 1) << 8, index[1] | (high >> 1 & 1) << 8, eight);
       put_signed(eight, raw[74 + v], ZERO, out->codes + 8 * v);
     }
-    for (int g = 0; g < 8; g++) out->scales[g] = (uint8_t)(2 * (raw[106 + g / 2] >> 4 * (g % 2) & 15) + 1);
+    for (int g = 0; g < 8; g++) out->scales[g] = (uint8_t)(2 * nibble(raw + 106, g) + 1);
   }
 };
 
@@ -140,7 +143,7 @@ struct IQ1S {
     float d = value_of_half(read_half(raw));
     for (int g = 0; g < 8; g++) {
       int half = read_half(raw + 34 + 2 * g);
-      out->floats[g] = d * (float)(2 * (half >> 12 & 7) + 1) * 0.125f;
+      out->floats[g] = step_scale(d, half >> 12 & 7, 0.125f);
       for (int v = 0; v < 4; v++) {
         int index = raw[2 + 4 * g + v] | (half >> 3 * v & 7) << 8;
         put_eighth(grid + 8 * index, half >> 15, out->codes + 32 * g + 8 * v);
@@ -158,10 +161,10 @@ struct IQ1M {
     for (int w = 0; w < 4; w++) quarters |= (read_half(raw + 48 + 2 * w) >> 12) << 4 * w;
     float d = value_of_half((uint16_t)quarters);
     for (int g = 0; g < 16; g++)
-      out->floats[g] = d * (float)(2 * (read_half(raw + 48 + 2 * (g / 4)) >> 3 * (g % 4) & 7) + 1) * 0.125f;
+      out->floats[g] = step_scale(d, read_half(raw + 48 + 2 * (g / 4)) >> 3 * (g % 4) & 7, 0.125f);
     for (int v = 0; v < 32; v++) {
-      int nibble = raw[32 + v / 2] >> 4 * (v % 2) & 15;
-      put_eighth(grid + 8 * (raw[v] | (nibble & 7) << 8), nibble > 7, out->codes + 8 * v);
+      int high = nibble(raw + 32, v);
+      put_eighth(grid + 8 * (raw[v] | (high & 7) << 8), high > 7, out->codes + 8 * v);
     }
   }
 };

@@ -33,8 +33,7 @@ struct IQ4XS {
     out->halves[0] = read_half(raw);
     int high = read_half(raw + 2);
     for (int g = 0; g < 8; g++) {
-      int low = raw[4 + g / 2] >> 4 * (g % 2) & 15;
-      out->scales[g] = (uint8_t)((low | (high >> 2 * g & 3) << 4) - 32);
+      out->scales[g] = (uint8_t)((nibble(raw + 4, g) | (high >> 2 * g & 3) << 4) - 32);
       look_up<16>(raw + 8 + 16 * g, IQ4_CODES, out->codes + 32 * g);
     }
   }
