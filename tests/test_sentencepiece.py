@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import random
-import struct
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
+from charsmaps import units
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -396,44 +396,12 @@ def test_broken_metadata_is_one_line(kind: str, changes: dict[str, Any], message
     assert len(str(caught.value)) < 500
 
 
-def units(*changes: tuple[int, int], replacements: bytes = b"x\0") -> bytes:
-    """A trie of one block whose root leads to the block's last 256 units, with some units set."""
-    trie = [0x80000000] * 256
-    trie[0] = 128 << 10
-    for position, unit in changes:
-        trie[position] = unit
-    return struct.pack("<I256I", 1024, *trie) + replacements
-
-
 @pytest.mark.parametrize("rule", ["nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"])
 def test_the_librarys_own_normalization_rules_pass(rule: str) -> None:
     case = Case(rule=rule, strip=True)
     check_charsmap(parse(trained(case)).charsmap, "x")
     for text in TEXTS:
         agrees(case, text)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "trie has 0 bytes"),
-        (b"\0\0\0\0x", "trie has 0 bytes"),
-        (b"\xff\xff\xff\xff" + b"\0" * 64, "trie has 4294967295 bytes"),
-        (struct.pack("<I", 1024) + b"\0" * 1024, "trie has 1024 bytes of 1028"),
-        (units(replacements=b"\xff\0"), "not UTF-8"),
-        (units(replacements=b"x"), "no end"),
-        (units(replacements=b"x" * 1000 + b"\0"), "no end"),
-        (units((0, 1 << 20)), "leads out"),
-        (units((128 ^ 97, 97 | 1 << 20)), "leads out"),
-        (units((128 ^ 97, 97 | 97 << 10)), "more than 256 bytes"),
-        (units((128 ^ 97, 97 | 1 << 8 | 1 << 10), (128 ^ 97 ^ 1, 0x80000002)), "no replacement"),
-        (units((128 ^ 97, 97 | 1 << 8 | 1 << 10), (128 ^ 97 ^ 1, 0x80000001),
-               replacements="é\0".encode()), "no replacement"),
-    ],
-)  # fmt: skip
-def test_normalization_rules_that_lead_astray_are_refused(data: bytes, message: str) -> None:
-    with pytest.raises(TokenizerError, match=message):
-        check_charsmap(data, "x")
 
 
 def test_a_trie_written_by_hand_normalizes() -> None:
