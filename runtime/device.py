@@ -4,7 +4,9 @@ only where there may be CUDA."""
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
+import re
 from pathlib import Path
 
 from infer.quant.kernels.device import CPU, Device
@@ -37,14 +39,28 @@ def resolve_device(name: str) -> Device:
 
 
 def cuda_is_possible() -> bool:
-    """False where torch would find no CUDA or ROCm device: there is no driver to talk to."""
+    """False where torch would find no CUDA or ROCm device: there is no driver, or this torch cannot talk to it."""
     if os.name != "posix":
         return True
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return os.path.exists("/dev/kfd")
-    return True
+        if not os.path.exists("/dev/kfd"):
+            return False
+    return _torch_is_built_for_cards()
+
+
+def _torch_is_built_for_cards() -> bool:
+    """By its version file, without importing it; True when in doubt."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return True
+    try:
+        text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return True
+    versions = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *(.+?) *$", text, re.MULTILINE))
+    return any(versions.get(name) != "None" for name in ("cuda", "hip"))
 
 
 def available_cores() -> int:

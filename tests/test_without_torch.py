@@ -80,3 +80,36 @@ def test_without_a_driver_torch_is_not_asked_for_devices(monkeypatch: pytest.Mon
     assert str(device.resolve_device("auto")) == str(device.resolve_device("cpu")) == "cpu"
     with pytest.raises(UsageError, match="not known"):
         device.resolve_device("gpu")
+
+
+@pytest.mark.parametrize(
+    ("versions", "possible"),
+    [
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", False),
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", True),
+        ("cuda = '12.8'\nhip = None\n", True),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.1'\n", True),
+        ("cuda: Optional[str] = None\n", True),  # in doubt
+        ("", True),
+        (None, True),
+    ],
+)
+def test_a_torch_without_cuda_is_not_asked_for_cards(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, versions: str | None, possible: bool
+) -> None:
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('torch was imported')")
+    if versions is not None:
+        (package / "version.py").write_text(versions)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: None)  # there is a driver
+    assert device.cuda_is_possible() == possible
+
+
+def test_the_installed_torch_says_whether_it_has_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: None)
+    assert device.cuda_is_possible() == (torch.version.cuda is not None or torch.version.hip is not None)
