@@ -22,8 +22,9 @@ def logprobs(
     source: LogitRows, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int]
 ) -> list[TokenLogprobs]:
     """For each of `rows` its token's log-probability and those of its tops[i] most probable tokens."""
-    ids, logits = source.leading(rows, max(1, *tops))
-    maxima = logits[:, 0].astype(np.float64)
+    ids, leading = source.leading(rows, max(1, *tops))
+    logits = leading.astype(np.float64)  # numpy 1 subtracts a float64 from an array of float32 in float32
+    maxima = logits[:, 0]
     norm = maxima + np.log(source.mass(rows, maxima, np.ones(len(rows))))
     chosen = source.take(rows, [np.array([token], dtype=np.int64) for token in tokens])
     reports = []

@@ -180,7 +180,9 @@ class Layer:
                 native.run(rows_batch(1), abi.GluOp(gate=address(gate), up=address(up), out=address(gated),
                                                     width=gate.shape[1], act=self.act))  # fmt: skip
                 part = self._product(kernel, self.down, 2, expert, gated)[0]
-                total[row] = (np.float64(np.float32(weight)) * part + total[row]).astype(np.float32)
+                total[row] = (np.float64(np.float32(weight)) * part.astype(np.float64) + total[row]).astype(
+                    np.float32
+                )
         return total
 
     def _product(
