@@ -73,9 +73,14 @@ class GridFormat(QuantFormat, abc.ABC):
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The codes, int64 [blocks, 32] of eight bytes each, and s, integers [blocks, groups]."""
 
-    def signed(self, table: torch.Tensor, index: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+    def pick(self, index: torch.Tensor) -> torch.Tensor:
+        """The vectors of the grid at `index` [blocks, …], int64 [blocks, 32] of eight bytes each."""
+        flat = _grid(self.name).index_select(0, index.flatten().int())
+        return flat.view(torch.int64).reshape(index.shape[0], -1)
+
+    def signed(self, index: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
         """zero ± the vectors of the grid. index: any integers; negative: int64 [blocks, 32] of bytes 0 or 255."""
-        values = _pick(table, index)
+        values = self.pick(index)
         zero = int.from_bytes(bytes([1 << (self.bits - 1)] * 8), "little", signed=True)
         return values - ((values & negative) << 1) + zero
 
@@ -86,7 +91,7 @@ class IQ2XXS(GridFormat):
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         index = field(blocks, 2, 64, torch.uint8).reshape(-1, 8, 8)[:, :, :4]
         negative, steps = _signs_and_step(field(blocks, 2, 64, torch.int32)[:, 1::2])
-        return self.signed(_grid(self.name, torch.int64), index, negative), steps
+        return self.signed(index, negative), steps
 
 
 class IQ2XS(GridFormat):
@@ -95,9 +100,7 @@ class IQ2XS(GridFormat):
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         words = field(blocks, 2, 64, torch.int16).int()
         negative = _even_signs()[(words >> 9) & 127]
-        return self.signed(_grid(self.name, torch.int64), words & 511, negative), unpack_nibbles(
-            blocks[:, 66:]
-        )
+        return self.signed(words & 511, negative), unpack_nibbles(blocks[:, 66:])
 
 
 class IQ2S(GridFormat):
@@ -106,7 +109,7 @@ class IQ2S(GridFormat):
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         index = _join(blocks[:, 2:34], blocks[:, 66:74], bits=2)
         negative = _signs()[blocks[:, 34:66].int()]
-        return self.signed(_grid(self.name, torch.int64), index, negative), unpack_nibbles(blocks[:, 74:])
+        return self.signed(index, negative), unpack_nibbles(blocks[:, 74:])
 
 
 class IQ3XXS(GridFormat):
@@ -114,7 +117,7 @@ class IQ3XXS(GridFormat):
 
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         negative, steps = _signs_and_step(field(blocks, 66, 32, torch.int32))
-        return self.signed(_grid(self.name, torch.int32), blocks[:, 2:66], negative), steps
+        return self.signed(blocks[:, 2:66], negative), steps
 
 
 class IQ3S(GridFormat):
@@ -123,7 +126,7 @@ class IQ3S(GridFormat):
     def unpack(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         index = _join(blocks[:, 2:66], blocks[:, 66:74], bits=1)
         negative = _signs()[blocks[:, 74:106].int()]
-        return self.signed(_grid(self.name, torch.int32), index, negative), unpack_nibbles(blocks[:, 106:])
+        return self.signed(index, negative), unpack_nibbles(blocks[:, 106:])
 
 
 class IQ1S(GridFormat):
@@ -133,9 +136,7 @@ class IQ1S(GridFormat):
         words = field(blocks, 34, 16, torch.int16).int()
         high = (words.unsqueeze(-1) >> torch.tensor([0, 3, 6, 9])) & 7
         index = blocks[:, 2:34].int() | high.flatten(1) << 8
-        return _pick(_grid(self.name, torch.int64), index) + _eighth(words < 0).repeat_interleave(4, 1), (
-            words >> 12
-        ) & 7
+        return self.pick(index) + _eighth(words < 0).repeat_interleave(4, 1), (words >> 12) & 7
 
 
 class IQ1M(GridFormat):
@@ -151,13 +152,7 @@ class IQ1M(GridFormat):
         index = blocks[:, :32].int() | (nibbles & 7) << 8
         words = field(blocks, 48, 8, torch.int16).int()
         steps = (words.unsqueeze(-1) >> torch.tensor([0, 3, 6, 9])) & 7
-        return _pick(_grid(self.name, torch.int64), index) + _eighth(nibbles > 7), steps.flatten(1)
-
-
-def _pick(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """The vectors at `index` [blocks, …], int64 [blocks, 32] of eight bytes each."""
-    flat = table.index_select(0, index.flatten().int())
-    return flat.view(torch.int64).reshape(index.shape[0], -1)
+        return self.pick(index) + _eighth(nibbles > 7), steps.flatten(1)
 
 
 def _signs_and_step(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,9 +188,10 @@ def _even_signs() -> torch.Tensor:
 
 
 @functools.cache
-def _grid(name: str, dtype: torch.dtype) -> torch.Tensor:
-    """A vector as one number of that type."""
-    return torch.from_numpy(code_grid(name)).view(dtype).flatten()
+def _grid(name: str) -> torch.Tensor:
+    """A vector as one number: int64, or int32 where it is of four."""
+    vectors = torch.from_numpy(code_grid(name))
+    return vectors.view(torch.int64 if vectors.shape[1] == 8 else torch.int32).flatten()
 
 
 FORMATS: dict[str, QuantFormat] = {

@@ -15,9 +15,9 @@ from infer.runtime.errors import UsageError
 
 def resolve_device(name: str) -> Device:
     """ "auto" is CUDA where it works, else the CPU. Raises UsageError for what this machine does not have."""
-    if name == "auto" and not cuda_is_possible():
-        return CPU
     if name == "auto":
+        if not cuda_is_possible():
+            return CPU
         import torch
 
         return torch.device("cuda:0") if torch.cuda.is_available() else CPU

@@ -88,7 +88,8 @@ def load_model(
     hashes are remembered. on_progress(done, total) counts bytes of weights. Raises ModelError and its kin.
     """
     with closing(preload or Preload(path, config, chat_template=chat_template, pre=pre)) as opened:
-        checkpoint, text, furthest = opened.checkpoint, opened.text, 0
+        checkpoint, text, started = opened.checkpoint, opened.text, opened.started
+        furthest = 0
 
         def progress(done: int, total: int) -> None:
             if text.done():
@@ -133,7 +134,7 @@ def load_model(
             weights_hash=lambda: fingerprint(files, memo_dir),
             torch_version=loader.torch_version,
         )
-        quantization, started = quantization_mix(checkpoint), opened.started
+        quantization = quantization_mix(checkpoint)
         defaults = _sampling_defaults(checkpoint.metadata)
         if config.quant and not _has_float_matrix(checkpoint):
             warnings += (

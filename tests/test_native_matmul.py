@@ -26,7 +26,7 @@ from infer.quant.kernels.native_tensors import planes_of
 from infer.quant.kernels.reference import create as create_reference
 from infer.quant.kernels.reference import matmul_codes, quantize_rows
 from infer.quant.kernels.source import WeightSource
-from infer.quant.kernels.strips import STORED, NativeWeight, Planes
+from infer.quant.kernels.strips import STORED, NativeWeight, Planes, grid_address
 
 CPU = torch.device("cpu")
 CODED = tuple(sorted({*HALVES_AT, *OTHER_SCALES}))
@@ -392,6 +392,14 @@ def test_the_library_refuses_what_it_cannot_pack(default: NativeKernel) -> None:
         (b"Q4_0", 0, 20),
     ):
         assert status(name, row0, rows) == -1
+
+
+def test_a_type_of_a_grid_is_refused_without_it(default: NativeKernel) -> None:
+    weight = NativeWeight.empty((16, 256), STORED["IQ2_XS"])
+    raw = torch.zeros(16 * 74, dtype=torch.uint8)
+    for grid, status in ((None, -1), (grid_address("IQ2_XS"), 0)):
+        arguments = (raw.data_ptr(), ctypes.byref(weight.struct), 0, 16, grid)
+        assert default.library.infer_pack(default.pool.handle, b"IQ2_XS", *arguments) == status
 
 
 def test_mirrors_match_the_header(default: NativeKernel, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """The signature every weight kernel has, and the factory that picks one.
 
 A kernel owns the in-memory layout of a weight matrix: `pack` turns what a file holds into it, once, row chunk by
-row chunk; `matmul` and `rows` read it. `native` is the library under `cpu/`; `torch` serves where that is absent
-and on CUDA; `reference` has the native semantics in plain torch, slow and exact; `float32` dequantizes
+row chunk, and what computes with it knows that layout. `native` is the library under `cpu/`; `torch` serves where
+that is absent and on CUDA; `reference` has the native semantics in plain torch, slow and exact; `float32` dequantizes
 everything; `bnb` leaves bitsandbytes' formats to that library.
 
 Nothing here imports torch before there is something to decode: `native` may do without.

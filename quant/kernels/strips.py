@@ -18,7 +18,8 @@ _SCALE_BYTES = {abi.SCALE_F16: 2, abi.SCALE_F32: 4, abi.SCALE_SUPER: 1}
 
 @dataclass(frozen=True)
 class Planes:
-    """How a type's codes and scales are stored; the names are those of infer_weight."""
+    """How a type's codes and scales are stored; the names are those of infer_weight. grid: whether infer_pack wants the
+    vectors that the codes are made of."""
 
     elem: int = abi.ELEM_CODES
     bits: int = 0
@@ -28,6 +29,7 @@ class Planes:
     signed_scales: bool = False
     mins: bool = False
     table: tuple[float, ...] = ()
+    grid: bool = field(default=False, compare=False)
 
     def row_bytes(self, columns: int) -> dict[str, int]:
         """Bytes that a row takes of each plane. Raises ValueError when it does not fill whole blocks and groups."""
@@ -53,13 +55,6 @@ def _legacy(bits: int, mins: bool) -> Planes:
     return Planes(bits=bits, group=32, zero=0 if mins else 1 << (bits - 1), mins=mins)
 
 
-def grid_address(kind: str) -> int | None:
-    """Of the vectors that infer_pack wants for a type; None for types without."""
-    from infer.quant.iquant_grids import GRIDS, code_grid
-
-    return code_grid(kind).ctypes.data if kind in GRIDS else None
-
-
 _TERNARY = Planes(bits=4, group=128, zero=8)
 #: types whose stored bytes the library unpacks itself
 STORED: Mapping[str, Planes] = {
@@ -75,15 +70,24 @@ STORED: Mapping[str, Planes] = {
     "MXFP4": Planes(bits=5, group=32, zero=16, scale=abi.SCALE_F32),
     "NVFP4": Planes(bits=5, group=16, zero=16),
     "TQ1_0": _TERNARY, "TQ2_0": _TERNARY, "Q1_0": _TERNARY,
-    "IQ1_S": Planes(bits=5, group=32, zero=16, scale=abi.SCALE_F32),
-    "IQ1_M": Planes(bits=5, group=16, zero=16, scale=abi.SCALE_F32),
-    "IQ2_XXS": Planes(bits=8, group=32, zero=128, scale=abi.SCALE_F32),
-    "IQ2_XS": Planes(bits=8, group=16, zero=128, scale=abi.SCALE_F32),
-    "IQ2_S": Planes(bits=8, group=16, zero=128, scale=abi.SCALE_F32),
-    "IQ3_XXS": Planes(bits=6, group=32, zero=32, scale=abi.SCALE_F32),
-    "IQ3_S": Planes(bits=5, group=32, zero=16, scale=abi.SCALE_SUPER),
+    "IQ1_S": Planes(bits=5, group=32, zero=16, scale=abi.SCALE_F32, grid=True),
+    "IQ1_M": Planes(bits=5, group=16, zero=16, scale=abi.SCALE_F32, grid=True),
+    "IQ2_XXS": Planes(bits=8, group=32, zero=128, scale=abi.SCALE_F32, grid=True),
+    "IQ2_XS": Planes(bits=8, group=16, zero=128, scale=abi.SCALE_F32, grid=True),
+    "IQ2_S": Planes(bits=8, group=16, zero=128, scale=abi.SCALE_F32, grid=True),
+    "IQ3_XXS": Planes(bits=6, group=32, zero=32, scale=abi.SCALE_F32, grid=True),
+    "IQ3_S": Planes(bits=5, group=32, zero=16, scale=abi.SCALE_SUPER, grid=True),
     "F32": Planes(abi.ELEM_F32), "F16": Planes(abi.ELEM_F16), "BF16": Planes(abi.ELEM_BF16),
 }  # fmt: skip
+
+
+def grid_address(kind: str) -> int | None:
+    """Of the vectors that infer_pack wants for a stored type; None for types without."""
+    if not STORED[kind].grid:
+        return None
+    from infer.quant.iquant_grids import code_grid
+
+    return code_grid(kind).ctypes.data
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,10 @@ class LayerArrays:
         parts = (self.keys, self.values, self.key_scales, self.value_scales)
         return (part for part in parts if part is not None)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self)
+
 
 class PagedKVCache:
     """A block is one run of `block_bytes` bytes that holds all layers, so that it is copied, stored and read back
@@ -77,7 +81,7 @@ class PagedKVCache:
         self.kv_heads, self.head_dim = config.head_count_kv, config.head_dim
         self.value_dim = config.latent_dim or config.head_dim
         self.layers = list(_layers(config, kv_type))
-        self.block_bytes = block_bytes(config, kv_type)
+        self.block_bytes = sum(layer.nbytes for layer in self.layers)
         self.bytes_per_token = self.block_bytes // BLOCK_SIZE
         self._storage = _storage(blocks, self.block_bytes, device)  # uint8 [blocks, block_bytes]
 
@@ -141,7 +145,7 @@ class PagedKVCache:
 
 def block_bytes(config: ModelConfig, kv_type: str) -> int:
     """Bytes of 64 positions of all layers."""
-    return sum(part.nbytes for layer in _layers(config, kv_type) for part in layer)
+    return sum(layer.nbytes for layer in _layers(config, kv_type))
 
 
 def _layers(config: ModelConfig, kv_type: str) -> Iterator[LayerArrays]:
